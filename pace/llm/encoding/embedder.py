@@ -63,6 +63,15 @@ class Embedder(Protocol):
         """Ends its thread and frees the model. What waits fails with a ValueError. Closing twice is harmless."""
 
 
+def wait_for(future: Future[Tensor]) -> Tensor:
+    """Returns the result of a future; cancels it if the wait is interrupted, by Ctrl-C for example."""
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
 def check_texts(embedder: Embedder, texts: Sequence[TextTokens]) -> None:
     """Raises ValueError for a text that is empty or too long, and for ids and types that the model does not have."""
     for index, text in enumerate(texts):

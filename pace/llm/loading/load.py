@@ -26,6 +26,7 @@ from pace.llm.loading.model import MAX_LOADING_THREADS, check_fits, fill_model, 
 from pace.llm.loading.options import LoadOptions, use_threads
 from pace.llm.loading.packed_weights import ExpertFile, PackedCopy, WeightsFile, check_has_experts
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.model import Model
 from pace.llm.operators import read_backend
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.prompts import NO_MEDIA, PromptEncoder
@@ -90,14 +91,14 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
     Raises the errors of `load_model`, and TypeError for generation settings of the wrong type.
     """
     ops, progress = options.ops, options.progress
-    _check_paths(options)
+    check_paths(options)
     if ops is native:
-        _warn_of_missing_kernels()
+        warn_of_missing_kernels()
     threads = use_threads(options.num_threads, options.pin_threads)
     model, checkpoint = _find_model(options)
     if checkpoint.gguf is None:  # the headers of other formats were not read yet
         CheckpointReader(checkpoint.path).close()
-    tokenizer = _find_tokenizer(options, checkpoint, model)
+    tokenizer = find_tokenizer(options, checkpoint, model)
     check_tokenizer(tokenizer)
     defaults = _read_defaults(checkpoint, tokenizer, model)
     processors = _read_processors(checkpoint, model)
@@ -107,7 +108,7 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
     if share:
         _check_budget(options, model, share)
     if speculation.checkpoint is not None:
-        speculation.model.weights_file = _weights_file(options, speculation.model, speculation.checkpoint)
+        speculation.model.weights_file = weights_file(options, speculation.model, speculation.checkpoint)
 
     fill_model(model, checkpoint, threads, progress)
     speculation.load(model, threads, progress)
@@ -174,14 +175,14 @@ def _make_model(options: LoadOptions, checkpoint: Checkpoint) -> BaseModelForCau
     model = make_model(checkpoint, *dtypes, options.quantization_config, options.media)
     if isinstance(options.spec_config, MtpConfig):
         model.add_mtp()
-    model.weights_file = _weights_file(options, model, checkpoint)
+    model.weights_file = weights_file(options, model, checkpoint)
     _check_length(options, model)
     _check_budget(options, model, Fraction(0))
     check_fits(model, checkpoint)
     return model
 
 
-def _weights_file(options: LoadOptions, model: BaseModelForCausalLM, checkpoint: Checkpoint) -> WeightsFile | None:
+def weights_file(options: LoadOptions, model: Model, checkpoint: Checkpoint) -> WeightsFile | None:
     """The file of packed weights, present or to be written; None if weights are only kept in memory."""
     folder = options.weights_cache and Path(options.weights_cache).expanduser()
     if options.weights == "mapped":
@@ -191,7 +192,7 @@ def _weights_file(options: LoadOptions, model: BaseModelForCausalLM, checkpoint:
     return PackedCopy(checkpoint.path, folder) if folder and options.ops is native else None
 
 
-def _check_paths(options: LoadOptions) -> None:
+def check_paths(options: LoadOptions) -> None:
     """Raises the errors of `find_checkpoint` for a tokenizer or draft model given by path, before anything is read or
     downloaded."""
     for other in (options.tokenizer_name_or_path, getattr(options.spec_config, "model", None)):
@@ -211,7 +212,8 @@ def _is_path(path_or_id: str | Path) -> bool:
     )
 
 
-def _warn_of_missing_kernels() -> None:
+def warn_of_missing_kernels() -> None:
+    """Logs a warning if this build has no kernels for the best instruction set of this CPU."""
     best = _C.best_isa()
     if best not in _C.built_isas():
         logger.warning(
@@ -235,7 +237,8 @@ def _check_length(options: LoadOptions, model: BaseModelForCausalLM) -> None:
         )
 
 
-def _find_tokenizer(options: LoadOptions, checkpoint: Checkpoint, model: BaseModelForCausalLM) -> Any:
+def find_tokenizer(options: LoadOptions, checkpoint: Checkpoint, model: Model) -> Any:
+    """The tokenizer of the options, or of the checkpoint; None if that has none."""
     if options.tokenizer_name_or_path is None:
         return checkpoint.load_tokenizer(model.vocab_size, required=False)
     return Checkpoint(_tokenizer_path(options, checkpoint)).load_tokenizer(model.vocab_size)

@@ -1,4 +1,4 @@
-"""Makes the model of a checkpoint, then fills it: `make_model`, `check_fits`, `fill_model`."""
+"""Makes the model of a checkpoint, then fills it: `make_model` or `make_encoder`, `check_fits`, `fill_model`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from pace.llm.loading.packed_weights import ExpertFile
 from pace.llm.loading.plan import plan_layout
 from pace.llm.loading.progress import progress_bar
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.encoders.encoder import Encoder
+from pace.llm.models.encoders.encoder_list import read_encoder_config
+from pace.llm.models.model import Model
 from pace.llm.models.model_list import read_config
 from pace.memory import available_memory_bytes
 from pace.ops.protocol import Ops
@@ -43,7 +46,18 @@ def make_model(
     return model
 
 
-def check_fits(model: BaseModelForCausalLM, checkpoint: Checkpoint) -> None:
+def make_encoder(
+    checkpoint: Checkpoint, dtype: torch.dtype, ops: Ops, quantization: QuantizationConfig | None = None
+) -> Encoder:
+    """Makes the encoder described by a checkpoint's config.json, without weights, like `make_model`."""
+    with errors_about(checkpoint):
+        encoder_class, config = read_encoder_config(checkpoint.config)
+    encoder = encoder_class(config, dtype, ops)
+    encoder.quantize(quantization)
+    return encoder
+
+
+def check_fits(model: Model, checkpoint: Checkpoint) -> None:
     """Raises MemoryError if the weights need more than the available memory, from config and headers only. Weights that
     are not downloaded yet are judged if the config says how they are stored."""
     if model.planned_nbytes(model.ops, model.dtype) <= available_memory_bytes():
@@ -59,7 +73,7 @@ def check_fits(model: BaseModelForCausalLM, checkpoint: Checkpoint) -> None:
     check_memory(model)
 
 
-def fill_model(model: BaseModelForCausalLM, checkpoint: Checkpoint, threads: int, progress: bool) -> None:
+def fill_model(model: Model, checkpoint: Checkpoint, threads: int, progress: bool) -> None:
     """Loads the weights of a checkpoint."""
     started, path = time.perf_counter(), checkpoint.path
     with checkpoint.open_weights(model.config.quantization_config) as reader, errors_about(checkpoint):

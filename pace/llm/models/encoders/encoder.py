@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from pace.llm.models.model import Model
 from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 from pace.ops.protocol import ForwardOps, Ops
+from pace.quant.config import AUTO, QuantizationConfig
 
 CLASSIFIER = "ForSequenceClassification"
 """End of the architectures that have a classifier."""
@@ -57,6 +59,21 @@ class Encoder(Model):
     def __init__(self, config: EncoderConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
         self.final_norm = NoNorm()
+
+    @classmethod
+    def describes(cls, raw: Mapping[str, Any]) -> bool:
+        """True if a config.json with the name of this class is of such an encoder. Some causal models have the same
+        architecture."""
+        return True
+
+    def quantize(self, config: QuantizationConfig | None) -> None:
+        """Sets how `load_weights` quantises the matrices of layers. Embeddings stay floats, unless the config names
+        their format. Raises as `Model.quantize`."""
+        if config is not None and config.embedding == AUTO:
+            config = QuantizationConfig(
+                config.format, embedding=None, lm_head=config.lm_head, overrides=config.overrides
+            )
+        super().quantize(config)
 
     @property
     def hidden_size(self) -> int:
