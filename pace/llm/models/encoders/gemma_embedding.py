@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
-from pace.batch import ForwardBatch
-from pace.llm.models.encoders.encoder import Encoder, EncoderConfig
+from pace.llm.models.encoders.encoder import EncoderConfig
+from pace.llm.models.encoders.eurobert import DecoderLayers
 from pace.llm.models.families.gemma3 import Gemma3Config, Gemma3ForConditionalGeneration
 from pace.llm.models.model_config import flag
-from pace.ops.protocol import ForwardOps, Ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +30,8 @@ class GemmaEmbeddingConfig(Gemma3Config, EncoderConfig):
         return self.sliding_window // 2 + 1 if self.slides(layer) else None
 
 
-class GemmaEmbeddingModel(Encoder):
+class GemmaEmbeddingModel(DecoderLayers):
     Config = GemmaEmbeddingConfig
-    prefix = "model."
+    Decoder = Gemma3ForConditionalGeneration
     text_prefixes: ClassVar[dict[str, str]] = Gemma3ForConditionalGeneration.text_prefixes
     ignored_tensors: ClassVar[tuple[str, ...]] = (r".*\.rotary_emb\.inv_freq", r"lm_head\..*")
-
-    def __init__(self, config: GemmaEmbeddingConfig, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        decoder = Gemma3ForConditionalGeneration(config, dtype, ops)
-        self.embedding_scale = decoder.embedding_scale
-        self.rotaries = decoder.rotaries
-        self.embedding = decoder.embedding
-        self.layers = decoder.layers
-        self.final_norm = decoder.final_norm
-
-    def embed(self, ops: ForwardOps, batch: ForwardBatch) -> torch.Tensor:
-        x = self.embedding(ops, batch.tokens)
-        ops.scale_(x, self.embedding_scale)
-        return x

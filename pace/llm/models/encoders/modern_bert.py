@@ -29,8 +29,8 @@ from pace.llm.models.model_config import (
     activation,
     check_divides,
     checked_head_dim,
+    choice,
     count,
-    declared,
     flag,
     number,
     token_ids,
@@ -42,17 +42,6 @@ from pace.ops.protocol import ForwardOps, Ops
 DEFAULT_THETA = {FULL: 160000.0, SLIDING: 10000.0}
 OLD_THETA = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
 """Names of the bases before transformers 5."""
-
-
-def classifier_pooling() -> Any:
-    """A field with the rows that a classifier reads."""
-
-    def read(value: Any) -> str:
-        if value not in ("cls", "mean"):
-            raise ValueError("cls or mean")
-        return value
-
-    return declared("cls", read)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +60,7 @@ class ModernBertConfig(EncoderConfig):
     global_attn_every_n_layers: int = count(3, MAX_LAYERS)
     layer_types: tuple[str, ...] | None = layer_types()
     local_attention: int = count(128, MAX_POSITIONS)
-    classifier_pooling: str = classifier_pooling()
+    classifier_pooling: str = choice("cls", ("cls", "mean"))
     classifier_bias: bool = flag(False)
     classifier_activation: str = activation("gelu")
     pad_token_id: int | tuple[int, ...] | None = token_ids(50283)
