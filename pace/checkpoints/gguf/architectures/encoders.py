@@ -9,7 +9,7 @@ classifiers of RoBERTa and XLM-R are complete, and are that of a BERT under othe
 from __future__ import annotations
 
 from pace.checkpoints.gguf.architectures.architecture import Architecture, Change, Fields, Keys
-from pace.checkpoints.gguf.architectures.changes import BOTH_BIASES, alternating, layers_of, rotations
+from pace.checkpoints.gguf.architectures.changes import BOTH_BIASES, alternating, rotations
 from pace.checkpoints.gguf.architectures.encoder_names import (
     BERT,
     CLASSIFIER,
@@ -24,8 +24,8 @@ from pace.checkpoints.gguf.architectures.names import GEMMA
 UNROTATED = ("num_key_value_heads", "head_dim", "rope_theta", "is_causal")
 """Fields that an encoder with learned positions does not have."""
 ROTATED = ("num_key_value_heads", "head_dim", "is_causal")
-MEAN, CLS = 1, 2
-"""Values of classifier.pooling_type."""
+MEAN, CLS, RANK = 1, 2, 4
+"""Values of pooling_type and classifier.pooling_type."""
 
 
 def classified(stem: str) -> Change:
@@ -34,7 +34,7 @@ def classified(stem: str) -> Change:
     def add(fields: Fields, keys: Keys) -> Fields:
         dense, output = (keys.shapes.get(f"{name}.weight") for name in CLASSIFIER[stem])
         if dense is None and output is None:
-            return fields | {"architectures": [f"{stem}Model"]}
+            return fields | without_classifier(stem, keys)
         if dense is None or output is None or len(output) != 2:
             raise keys.refused(
                 "the file has a classifier without the matrix before it (cls.weight and cls.output.weight are needed), "
@@ -54,6 +54,13 @@ def classified(stem: str) -> Change:
         }
 
     return add
+
+
+def without_classifier(stem: str, keys: Keys) -> Fields:
+    """The class of a file without a classifier. Raises ValueError if the file says that its model ranks."""
+    if keys.integer("pooling_type") == RANK:
+        raise ValueError(f"{keys.path}: {keys.prefix}pooling_type = {RANK} (rank), but the file has no classifier")
+    return {"architectures": [f"{stem}Model"]}
 
 
 def bert(fields: Fields, keys: Keys) -> Fields:
@@ -76,7 +83,7 @@ def typed(stem: str) -> Change:
 
     def add(fields: Fields, keys: Keys) -> Fields:
         types = keys.shapes.get("embeddings.token_type_embeddings.weight", (0,))
-        return fields | {"architectures": [f"{stem}Model"], "type_vocab_size": types[0]}
+        return fields | without_classifier(stem, keys) | {"type_vocab_size": types[0]}
 
     return add
 
@@ -99,18 +106,15 @@ def modern_bert(fields: Fields, keys: Keys) -> Fields:
 
 def embedding_gemma(fields: Fields, keys: Keys) -> Fields:
     """The window is that of config.json, of which a token sees half on each side."""
-    found = rotations(fields, keys.number("rope.freq_base_swa", 10000.0))
-    layers = len(layers_of(fields))
-    return found | {
-        "architectures": ["Gemma3TextModel"],
+    return rotations(fields, keys.number("rope.freq_base_swa", 10000.0)) | {
+        **without_classifier("Gemma3Text", keys),
         "query_pre_attn_scalar": fields["head_dim"],
         "use_bidirectional_attention": True,
-        "layer_types": found["layer_types"][:layers],
     }
 
 
 def eurobert(fields: Fields, keys: Keys) -> Fields:
-    return fields | {"architectures": ["EuroBertModel"]}
+    return fields | without_classifier("EuroBert", keys)
 
 
 ENCODERS = (

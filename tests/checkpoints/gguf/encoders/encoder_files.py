@@ -20,10 +20,13 @@ from tests.checkpoints.gguf.files import stored, tensor_names
 ARCHITECTURES = {
     "bert": "bert", "roberta": "bert", "xlm-roberta": "bert", "distilbert": "bert", "nomic_bert": "nomic-bert",
     "modernbert": "modern-bert", "jina_embeddings_v3": "jina-bert-v3", "gemma3_text": "gemma-embedding",
+    "eurobert": "eurobert",
 }  # fmt: skip
 """GGUF's architecture names by model_type."""
 PREFIXES = ("bert.", "distilbert.", "roberta.", "model.")
 DROPPED = ("pooler.dense", "cls.predictions", "lm_head", "vocab_", "embeddings.position_ids")
+DECODERS = ("gemma3_text", "eurobert")
+"""Families with the layers of a language model."""
 POOLINGS = {"mean": PoolingType.MEAN, "cls": PoolingType.CLS, "lasttoken": PoolingType.LAST}
 
 Add = Callable[[gguf.GGUFWriter], object]
@@ -88,9 +91,10 @@ def arranged(state: dict[str, Tensor], config: dict[str, Any], keeps: tuple[str,
             continue
         if name == "embeddings.position_embeddings.weight" and family in ("roberta", "xlm-roberta"):
             tensor = tensor[config["pad_token_id"] + 1 :]
-        if family == "gemma3_text":
+        if family in DECODERS:
             name = f"model.{name}"
-            tensor = tensor + 1 if name.endswith("norm.weight") else tensor
+        if family == "gemma3_text" and name.endswith("norm.weight"):
+            tensor = tensor + 1
         for end in ("weight", "bias"):
             if name == f"classifier.{end}":
                 name = f"classifier.out_proj.{end}"
@@ -108,18 +112,18 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_embedding_length(config.get("hidden_size") or config["dim"])
     writer.add_feed_forward_length(config.get("intermediate_size") or config["hidden_dim"])
     writer.add_head_count(config.get("num_attention_heads") or config["n_heads"])
-    if family == "gemma3_text":
+    if family in DECODERS:
         writer.add_head_count_kv(config["num_key_value_heads"])
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if family == "gemma3_text":
         writer.add_sliding_window(config["sliding_window"])
     else:
         writer.add_causal_attention(False)
-        if family == "modernbert":  # of a config without layer_norm_eps
-            writer.add_layer_norm_rms_eps(config["norm_eps"])
-        else:
-            writer.add_layer_norm_eps(config.get("layer_norm_eps", 1e-12))
+    if family in DECODERS or family == "modernbert":  # whose config has no layer_norm_eps
+        writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
+    else:
+        writer.add_layer_norm_eps(config.get("layer_norm_eps", 1e-12))
     rope = config.get("rope_parameters") or {}
     if "sliding_attention" in rope:
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
