@@ -27,7 +27,6 @@ ENCODER_LIST: dict[str, type[Encoder]] = {
     "JinaEmbeddingsV3Model": JinaEmbeddingsV3Model,
     "MPNetModel": MPNetModel,
     "ModernBertModel": ModernBertModel,
-    "NewModel": NewModel,
     "NomicBertModel": NomicBertModel,
     "RobertaModel": RobertaModel,
     "UltrabertModel": UltrabertModel,
@@ -35,9 +34,9 @@ ENCODER_LIST: dict[str, type[Encoder]] = {
 }
 """Name of the bare encoder in transformers -> its class. `ENDINGS` are other architectures of the same encoder."""
 
-NAMESAKES: dict[str, type[Encoder]] = {"XLMRobertaModel": RotaryXLMRobertaModel}
-"""Encoders whose checkpoints name the class of another one. They are asked first whether a config.json describes
-them."""
+OF_THE_HUB: dict[str, type[Encoder]] = {"NewModel": NewModel, "XLMRobertaModel": RotaryXLMRobertaModel}
+"""The same for checkpoints with code of their own on the Hub. These are asked first whether a config.json describes
+them, as a name may be that of another encoder in transformers."""
 
 ENDINGS = (CLASSIFIER, "ForMaskedLM", "ForPreTraining", "Model")
 """Ends of the architectures whose checkpoints hold an encoder. A head for masked words is left out."""
@@ -46,7 +45,7 @@ ENDINGS = (CLASSIFIER, "ForMaskedLM", "ForPreTraining", "Model")
 def find_encoder(raw: Any) -> type[Encoder] | None:
     """Returns the class of the encoder that a parsed config.json describes; None for any other model."""
     names = _names(raw)
-    for known in (NAMESAKES, ENCODER_LIST):
+    for known in (OF_THE_HUB, ENCODER_LIST):
         by_stem = {_stem(name): encoder for name, encoder in known.items()}
         for name in names:
             encoder = by_stem.get(_stem(name))

@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 from pace.llm.models.encoders.encoder_list import find_encoder, read_encoder_config
 from pace.llm.models.encoders.gemma_embedding import GemmaEmbeddingModel
 from pace.llm.models.encoders.mpnet import bucket
-from tests.llm.models.encoders.steps import load, logits, rows
-from tests.llm.models.encoders.test_families import some_texts
-from tests.llm.models.encoders.variants import make_config, save_tiny
+from tests.llm.models.encoders.oracle import load_encoder, oracle_rows, random_texts, rows_of, unit
+from tests.llm.models.encoders.variants import BASE, VARIANTS, Variant, save_encoder
 
 pytest.importorskip("transformers")
 
