@@ -10,65 +10,78 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from torch import Tensor
 
+from pace.llm.encoding.steps import TextSteps
+from pace.llm.layers import Rotary
+from pace.llm.models.encoders.encoder import Encoder
 from pace.llm.models.encoders.encoder_list import find_encoder, read_encoder_config
 from pace.llm.models.encoders.gemma_embedding import GemmaEmbeddingModel
 from pace.llm.models.encoders.mpnet import bucket
+from pace.llm.runners.encoder import EncoderRunner
+from pace.ops import native
 from tests.llm.models.encoders.oracle import load_encoder, oracle_rows, random_texts, rows_of, unit
 from tests.llm.models.encoders.variants import BASE, VARIANTS, Variant, save_encoder
+from tests.support import TensorDict
 
 pytest.importorskip("transformers")
-
-
-def rewrite(folder: Path, name: str, values: Any) -> None:
-    (folder / name).write_text(json.dumps(values))
 
 
 def config_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
-def with_names(folder: Path, to: Path, names: dict[str, str], fields: dict[str, Any]) -> Path:
-    """A copy of a checkpoint with tensors renamed by regular expressions, and with other fields."""
-    to.mkdir()
-    tensors = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
+def saved(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Saves a variant. Returns its config.json and its tensors."""
+    save_encoder(folder, VARIANTS[name])
+    return config_of(folder), load_file(folder / "model.safetensors")
+
+
+def loaded(fields: dict[str, Any], tensors: dict[str, Tensor]) -> Encoder:
+    encoder_class, config = read_encoder_config(fields)
+    encoder = encoder_class(config, torch.float32, native)
+    encoder.load_weights(TensorDict(tensors))
+    return encoder
+
+
+def renamed(tensors: dict[str, Tensor], names: dict[str, str]) -> dict[str, Tensor]:
+    """Tensors under other names, given by regular expressions."""
+    found = {}
+    for name, tensor in tensors.items():
         for pattern, here in names.items():
             name = re.sub(pattern, here, name)
-        tensors[name] = tensor.contiguous()
-    save_file(tensors, to / "model.safetensors")
-    rewrite(to, "config.json", fields)
-    return to
+        found[name] = tensor
+    return found
+
+
+def result(encoder: Encoder) -> Tensor:
+    """The rows of some texts, or their logits."""
+    texts = random_texts(encoder, (37, 1, 16))
+    if encoder.num_labels:
+        return EncoderRunner(encoder).logits(TextSteps(encoder, 100, 3).batch(texts))
+    return torch.cat([rows_of(encoder, text) for text in texts])
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # names
 
+RENAMED = [name for name, variant in VARIANTS.items() if variant.architecture[:3] in ("Nom", "Gte", "Jin", "MPN", "Mod", "Eur", "Ult")]  # fmt: skip
 
-@pytest.mark.parametrize("kind", ["Model", "ForMaskedLM", "ForSequenceClassification"])
-@pytest.mark.parametrize("family", ["NomicBert", "Gte", "JinaEmbeddingsV3", "MPNet", "ModernBert", "EuroBert", "Ultrabert"])
-def test_names_of_transformers_and_of_the_file(family, kind, tmp_path):
+
+@pytest.mark.parametrize("name", [name for name in RENAMED if re.fullmatch(r"\w+(-masked|-classifier|-cls|-late)?", name)])
+def test_names_of_parameters(name, tmp_path):
     """A checkpoint with the names of the module's parameters is the same model. Matrices are apart there that are one
     in the files of some families. Heads for masked words are left out."""
-    saved, own = tmp_path / "saved", tmp_path / "own"
-    oracle = save_tiny(saved, family, {}, kind)
-    own.mkdir()
-    save_file({name: tensor.clone() for name, tensor in oracle.state_dict().items()}, own / "model.safetensors")
-    rewrite(own, "config.json", config_of(saved))
-    texts = some_texts()
-    compute = logits if kind == "ForSequenceClassification" else rows
-    for found, expected in zip(compute(load(own), texts), compute(load(saved), texts), strict=True):
-        assert torch.equal(found, expected)
+    oracle = save_encoder(tmp_path, VARIANTS[name])
+    own = {name: tensor.clone() for name, tensor in oracle.state_dict().items()}
+    assert torch.equal(result(loaded(config_of(tmp_path), own)), result(load_encoder(tmp_path, native)))
 
 
 def test_new_is_gte(tmp_path):
-    """Alibaba's code: model_type "new", names with that prefix."""
-    saved = tmp_path / "saved"
-    save_tiny(saved, "Gte", {"num_labels": 1}, "ForSequenceClassification")
-    fields = config_of(saved)
-    rope = fields.pop("rope_parameters")
-    fields |= {
+    """Alibaba's code: model_type "new", and names with that prefix."""
+    native_fields, tensors = saved(tmp_path, "gte-classifier")
+    fields = native_fields | {
         "architectures": ["NewForSequenceClassification"],
         "auto_map": {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"},
         "layer_norm_type": "layer_norm",
@@ -78,52 +91,58 @@ def test_new_is_gte(tmp_path):
         "pack_qkv": True,
         "position_embedding_type": "rope",
         "rope_scaling": None,
-        "rope_theta": rope["rope_theta"],
+        "rope_theta": native_fields["rope_parameters"]["rope_theta"],
         "unpad_inputs": False,
         "use_memory_efficient_attention": False,
     }
-    names = {"^(gte|new)[.]": "", "^(?!classifier)": "new."}
-    new, texts = with_names(saved, tmp_path / "new", names, fields), some_texts()
-    assert torch.equal(logits(load(new), texts), logits(load(saved), texts))
+    del fields["rope_parameters"]
+    new = renamed(tensors, {"^(gte|new)[.]": "", "^(?!classifier)": "new."})
+    assert any(name.startswith("new.encoder.layer.0.attention.qkv_proj") for name in new)
+    assert torch.equal(result(loaded(fields, new)), result(load_encoder(tmp_path, native)))
+    bare = {name.removeprefix("new."): tensor for name, tensor in new.items() if "classifier" not in name}
+    assert result(loaded(fields | {"architectures": ["NewModel"]}, bare)).isfinite().all()
     for field, value in (("layer_norm_type", "rms_norm"), ("logn_attention_scale", True)):
         with pytest.raises(NotImplementedError, match=field):
             read_encoder_config(fields | {field: value})
 
 
 def test_jina_v3_as_xlm_roberta_with_rotations(tmp_path, caplog):
-    """Jina's own code: matrices are parametrised by adapters, which are left out and named."""
-    saved = tmp_path / "saved"
-    save_tiny(saved, "JinaEmbeddingsV3", {})
-    fields = config_of(saved)
-    rope = fields.pop("rope_parameters")
-    fields |= {
+    """Jina's own code: matrices are parametrised by adapters, which are left out, with a warning."""
+    native_fields, tensors = saved(tmp_path, "jina")
+    fields = native_fields | {
         "architectures": ["XLMRobertaModel"],
         "lora_adaptations": ["retrieval.query", "separation"],
         "lora_rank": 4,
         "matryoshka_dimensions": [16, 32],
         "model_type": "xlm-roberta",
         "position_embedding_type": "rotary",
-        "rotary_emb_base": rope["rope_theta"],
+        "rotary_emb_base": native_fields["rope_parameters"]["rope_theta"],
         "use_flash_attn": True,
     }
-    names = {r"^": "roberta.", r"(Wqkv|out_proj|fc1|fc2|word_embeddings)\.weight$": r"\1.parametrizations.weight.original"}
-    own = with_names(saved, tmp_path / "own", names, fields)
-    tensors = load_file(own / "model.safetensors")
-    matrices = [name.removesuffix("original") for name in tensors if name.endswith(".original")]
-    assert len(matrices) == 3 * 4 + 1
-    adapters = {f"{name}0.lora_{part}": torch.randn(2, 4, 4) for name in matrices for part in "AB"}
-    save_file(tensors | adapters, own / "model.safetensors")
+    del fields["rope_parameters"]
+    parametrised = r"(Wqkv|out_proj|fc1|fc2|word_embeddings|token_type_embeddings)\.weight$"
+    own = renamed(tensors, {r"^": "roberta.", parametrised: r"\1.parametrizations.weight.original"})
+    matrices = [name.removesuffix("original") for name in own if name.endswith(".original")]
+    assert len(matrices) == 2 * 4 + 2
+    own |= {f"{name}0.lora_{part}": torch.randn(2, 4, 4) for name in matrices for part in "AB"}
     with caplog.at_level(logging.WARNING, "pace"):
-        model = load(own)
+        encoder = loaded(fields, own)
     assert "retrieval.query" in caplog.text and "without a task" in caplog.text
-    for found, expected in zip(rows(model, some_texts()), rows(load(saved), some_texts()), strict=True):
-        assert torch.equal(found, expected)
-    plain = {name: value for name, value in fields.items() if name != "position_embedding_type"}
-    assert read_encoder_config(plain)[0] is not type(model), "an XLM-RoBERTa with learned positions"
+    assert torch.equal(result(encoder), result(load_encoder(tmp_path, native)))
+    del fields["position_embedding_type"]
+    assert read_encoder_config(fields)[0] is not type(encoder), "an XLM-RoBERTa with learned positions"
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # configs
+
+
+def published(architecture: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The config.json that transformers writes."""
+    import transformers
+
+    config_class = getattr(transformers, architecture).config_class
+    return config_class(**BASE | fields).to_dict() | {"architectures": [architecture]}
 
 
 def test_nomic_of_the_hub():
@@ -139,10 +158,10 @@ def test_nomic_of_the_hub():
         "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True, "type_vocab_size": 2,
         "use_rms_norm": False, "use_xentropy": True, "vocab_size": 30528,
     }  # fmt: skip
-    native = make_config("NomicBert", {
+    native = published("NomicBertModel", {
         "vocab_size": 30528, "hidden_size": 96, "num_attention_heads": 6, "intermediate_size": 200,
         "num_hidden_layers": 5, "max_position_embeddings": 2048,
-    }).to_dict() | {"architectures": ["NomicBertModel"]}  # fmt: skip
+    })  # fmt: skip
     found, expected = read_encoder_config(ours)[1], read_encoder_config(native)[1]
     same = ("hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size", "hidden_act",
             "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "rope", "vocab_size")  # fmt: skip
@@ -170,8 +189,6 @@ def test_ntk_scaling_of_new():
     config = read_encoder_config(fields | {"rope_scaling": {"type": "ntk", "factor": 8.0}})[1]
     exponents = torch.arange(0, 64, 2).double() / 64
     expected = 1 / (20000.0 * 8.0) ** exponents / 8.0 ** (2 / 64)
-    from pace.llm.layers import Rotary
-
     found = Rotary(config.rope).frequencies(torch.arange(1)).double()
     # A power of a number up to 160000 in fp32, and two divisions.
     torch.testing.assert_close(found, expected, rtol=20 * 2.0**-24, atol=0.0)
@@ -184,20 +201,20 @@ def test_ntk_scaling_of_new():
 
 
 def test_modern_bert_before_transformers_5():
-    native = make_config("ModernBert", {
+    native = published("ModernBertModel", {
         "num_hidden_layers": 7, "layer_types": ["full_attention", "sliding_attention"] * 3 + ["full_attention"],
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 77.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 33.0},
         },
-    }).to_dict() | {"architectures": ["ModernBertModel"]}  # fmt: skip
+    })  # fmt: skip
     old = {name: value for name, value in native.items() if name not in ("layer_types", "rope_parameters")} | {
         "global_attn_every_n_layers": 2, "global_rope_theta": 77.0, "local_rope_theta": 33.0, "layer_norm_eps": 1e-5,
         "position_embedding_type": "absolute", "reference_compile": None, "repad_logits_with_grad": False,
     }  # fmt: skip
     found, expected = read_encoder_config(old)[1], read_encoder_config(native)[1]
     assert (found.ropes, found.layer_types) == (expected.ropes, expected.layer_types)
-    assert [found.window(i) for i in range(3)] == [None, 5, None]
+    assert [found.window(i) for i in range(3)] == [None, 65, None]
     # What a file states wins.
     assert read_encoder_config(native | {"global_attn_every_n_layers": 1})[1].layer_types == expected.layer_types
     thetas = [rope.theta for rope in read_encoder_config({"model_type": "modernbert"})[1].ropes]
@@ -219,7 +236,7 @@ def test_windows_of_gemma():
 
 
 def test_ultrabert_with_lists_of_layers():
-    native = make_config("Ultrabert", {"sliding_window": 9}).to_dict() | {"architectures": ["UltrabertModel"]}
+    native = published("UltrabertModel", {**VARIANTS["ultrabert"].fields, "sliding_window": 9})
     old = {name: value for name, value in native.items() if name not in ("layer_types", "rope_parameters")}
     old |= {"attention_windows": [9, 9, 0, 9, 9], "rope_theta": [1e4, 1e4, 2560000.0, 1e4, 1e4], "sliding_window": 128}
     found, expected = read_encoder_config(old)[1], read_encoder_config(native)[1]
@@ -242,9 +259,10 @@ def test_buckets_of_mpnet():
             read_encoder_config({"model_type": "mpnet", field: value})
 
 
-@pytest.mark.parametrize("model_type", ["mpnet", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "ultrabert"])  # fmt: skip
-def test_fields_that_are_left_out_have_the_defaults_of_transformers(model_type):
-    from transformers import AutoConfig
-
-    whole = AutoConfig.for_model(model_type).to_dict()
-    assert read_encoder_config({"model_type": model_type})[1] == read_encoder_config(whole)[1]
+def test_distances_beyond_the_table_of_mpnet(tmp_path):
+    oracle = save_encoder(tmp_path, Variant("MPNetModel", {"max_position_embeddings": 400}))
+    encoder = load_encoder(tmp_path, native)
+    assert encoder.max_length == 398
+    for text in random_texts(encoder, (129, 130, 398)):
+        ours, theirs = unit(rows_of(encoder, text)), unit(oracle_rows(oracle, encoder, text))
+        assert (ours - theirs).abs().max() <= 2e-6, len(text)
