@@ -93,7 +93,7 @@ def check_texts(embedder: Embedder, texts: Sequence[TextTokens]) -> None:
 
 def _check_types(embedder: Embedder, text: TextTokens, types: tuple[int, ...], index: int) -> None:
     if len(types) != len(text.tokens):
-        raise ValueError(f"text {index} has {len(text.tokens)} tokens, and types of {len(types)}")
+        raise ValueError(f"text {index} has {len(text.tokens)} tokens, and {len(types)} types")
     most = max(1, embedder.num_types) - 1
     if not 0 <= min(types) <= max(types) <= most:
         raise ValueError(f"text {index} has the token type {max(types)}; types of this model are 0 to {most}")

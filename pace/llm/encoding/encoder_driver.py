@@ -12,6 +12,7 @@ from pace.llm.encoding.embedder import LOGITS, Pooling, TextTokens, What, check_
 from pace.llm.encoding.steps import MAX_LENGTH, MAX_TEXTS, MAX_TOKENS, TextSteps
 from pace.llm.encoding.text_queue import EncoderMetrics, Job, TextQueue
 from pace.llm.engine.driver import OfTheParent, StepDriver
+from pace.llm.models.encoders.encoder import Encoder
 from pace.llm.runners.encoder import EncoderRunner
 from pace.ops.checks import check_pooling
 
@@ -27,7 +28,8 @@ class EncoderDriver:
         """`max_length`: maximum number of tokens of a text; None for the encoder's own, at most MAX_LENGTH. `max_tokens`
         of a step."""
         encoder = runner.encoder
-        self.encoder = encoder
+        self.encoder: Encoder | None = encoder
+        """None after `close`."""
         self.hidden_size = encoder.hidden_size
         self.vocab_size = encoder.vocab_size
         self.num_types = encoder.num_types
@@ -67,6 +69,7 @@ class EncoderDriver:
 
     def close(self) -> None:
         self._driver.close()
+        self.encoder = None
 
     def _check(self, what: What) -> int:
         """Returns the columns of a result. Raises ValueError for one that this model does not have."""
@@ -76,8 +79,8 @@ class EncoderDriver:
             return self.hidden_size * len([check_pooling(name) for name in what])
         if not self.num_labels:
             raise ValueError(
-                f"{type(self.encoder).__name__} has no classifier in this checkpoint, so it has no logits; load a "
-                "checkpoint of a *ForSequenceClassification"
+                "this checkpoint has no classifier, so it has no logits; load one whose architecture ends in "
+                "ForSequenceClassification"
             )
         return self.num_labels
 

@@ -60,7 +60,8 @@ class DecoderLayers(Encoder):
 class EuroBertModel(DecoderLayers):
     Config = EuroBertConfig
     Decoder = LlamaForCausalLM
-    ignored_tensors: ClassVar[tuple[str, ...]] = (*LlamaForCausalLM.ignored_tensors, r"lm_head\..*")
+    outside = ("classifier.", "dense.", "lm_head.")
+    ignored_tensors = (*LlamaForCausalLM.ignored_tensors, r"lm_head\..*")
 
     def __init__(self, config: EuroBertConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)

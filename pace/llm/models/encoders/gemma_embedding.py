@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pace.llm.models.encoders.encoder import EncoderConfig
 from pace.llm.models.encoders.eurobert import DecoderLayers
 from pace.llm.models.families.gemma3 import Gemma3Config, Gemma3ForConditionalGeneration
-from pace.llm.models.model_config import flag
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaEmbeddingConfig(Gemma3Config, EncoderConfig):
-    use_bidirectional_attention: bool = flag(False)
-
-    def check(self) -> None:
-        super().check()
-        if not self.use_bidirectional_attention:
-            raise NotImplementedError(
-                "config.json: use_bidirectional_attention = false is not implemented for encoders of Gemma 3"
-            )
+    only_here: ClassVar[dict[str, tuple]] = {"use_bidirectional_attention": (True,)}
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         return Gemma3Config.derived(self, fields) | EncoderConfig.derived(self, fields)
@@ -34,4 +27,9 @@ class GemmaEmbeddingModel(DecoderLayers):
     Config = GemmaEmbeddingConfig
     Decoder = Gemma3ForConditionalGeneration
     text_prefixes: ClassVar[dict[str, str]] = Gemma3ForConditionalGeneration.text_prefixes
-    ignored_tensors: ClassVar[tuple[str, ...]] = (r".*\.rotary_emb\.inv_freq", r"lm_head\..*")
+    ignored_tensors = (*Gemma3ForConditionalGeneration.ignored_tensors, r"lm_head\..*")
+
+    @classmethod
+    def describes(cls, raw: Mapping[str, Any]) -> bool:
+        """Other checkpoints of this architecture are causal."""
+        return bool(raw.get("use_bidirectional_attention"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -63,10 +64,7 @@ class JinaEmbeddingsV3Model(RotaryEncoder):
         r"\.norm1\.": ".post_attention_layernorm.",
         r"\.norm2\.": ".post_mlp_layernorm.",
     }
-    ignored_tensors: ClassVar[tuple[str, ...]] = (
-        *RotaryEncoder.ignored_tensors,
-        r".*\.parametrizations\.weight\.\d+\.lora_[AB]",
-    )
+    ignored_tensors = (*RotaryEncoder.ignored_tensors, r".*\.parametrizations\.weight\.\d+\.lora_[AB]")
 
     def __init__(self, config: JinaEmbeddingsV3Config, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
@@ -80,3 +78,11 @@ class JinaEmbeddingsV3Model(RotaryEncoder):
             Linear({f"{name}.fc2": hidden}, inner, bias=True),
             self.config.hidden_act,
         )
+
+
+class RotaryXLMRobertaModel(JinaEmbeddingsV3Model):
+    """The same in the spelling of the Hub's own code, which calls itself XLM-RoBERTa."""
+
+    @classmethod
+    def describes(cls, raw: Mapping[str, Any]) -> bool:
+        return raw.get("position_embedding_type") == "rotary"

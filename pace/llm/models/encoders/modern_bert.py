@@ -110,7 +110,8 @@ class ModernBertConfig(EncoderConfig):
 class ModernBertModel(Encoder):
     Config = ModernBertConfig
     prefix = "model."
-    ignored_tensors: ClassVar[tuple[str, ...]] = (r".*inv_freq", r"(head|decoder)\..*")
+    outside = ("classifier.", "decoder.", "head.")
+    ignored_tensors = (r".*inv_freq", r"(head|decoder)\..*")
 
     def __init__(self, config: ModernBertConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)

@@ -25,6 +25,7 @@ from pace.llm.layers import (
     RopeConfig,
     Rotary,
 )
+from pace.llm.models.encoders.bert import BertModel, NoEmbedding, TypeEmbedding
 from pace.llm.models.encoders.encoder import Encoder, EncoderConfig
 from pace.llm.models.model_config import (
     MAX_HEAD_DIM,
@@ -76,20 +77,17 @@ class RotaryEncoder(Encoder):
     attention_bias: ClassVar[bool] = True
     down_bias: ClassVar[bool] = True
     """True if the last product of a gated feed-forward has a bias; the first one has none."""
-    ignored_tensors: ClassVar[tuple[str, ...]] = (
-        r".*\.(position_ids|token_type_ids|inv_freq|original_inv_freq)",
-        r".*pooler\..*",
-        r"(lm_head|cls\.predictions)\..*",
-    )
+    outside = ("classifier.", "cls.", "lm_head.")
+    ignored_tensors = (*BertModel.ignored_tensors, r"lm_head\..*", r".*inv_freq")
 
     def __init__(self, config: RotaryEncoderConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
         hidden, name = config.hidden_size, f"{self.prefix}embeddings"
         self.rotaries = (Rotary(config.rope),)
         self.embedding = Embedding(f"{name}.word_embeddings", config.vocab_size, hidden)
-        self.types = None
+        self.types: TypeEmbedding | NoEmbedding = NoEmbedding()
         if config.type_vocab_size:
-            self.types = Embedding(f"{name}.token_type_embeddings", config.type_vocab_size, hidden)
+            self.types = TypeEmbedding(f"{name}.token_type_embeddings", config.type_vocab_size, hidden)
         self.embedding_norm = self.make_norm(f"{name}.LayerNorm")
         self.layers = [self.make_layer(f"{self.prefix}layers.{i}") for i in range(config.num_hidden_layers)]
 
@@ -136,7 +134,4 @@ class RotaryEncoder(Encoder):
             layer.mixer.qkv.choose_whole(tensors, f"{name}.self_attn.qkv_proj")
 
     def embed(self, ops: ForwardOps, batch: ForwardBatch) -> torch.Tensor:
-        x = self.embedding(ops, batch.tokens)
-        if self.types is not None:
-            x = x + self.types(ops, batch.types)
-        return self.embedding_norm(ops, x)
+        return self.embedding_norm(ops, self.types.add(ops, self.embedding(ops, batch.tokens), batch))

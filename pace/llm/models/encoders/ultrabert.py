@@ -84,7 +84,8 @@ class UltrabertModel(DecoderLayers):
     Config = UltrabertConfig
     Decoder = Layers
     text_prefixes: ClassVar[dict[str, str]] = {"ultrabert.": "model."}
-    ignored_tensors: ClassVar[tuple[str, ...]] = (*LlamaForCausalLM.ignored_tensors, r"(head|cls)\..*")
+    outside = ("classifier.", "cls.", "head.")
+    ignored_tensors = (*LlamaForCausalLM.ignored_tensors, r"(head|cls)\..*")
 
     def __init__(self, config: UltrabertConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)

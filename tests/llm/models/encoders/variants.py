@@ -1,116 +1,156 @@
-"""Encoders and variants of their configs, made into tiny random checkpoints by transformers."""
+"""Every encoder and config variant that is tested, made into a tiny random checkpoint."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from tests.llm.models.variants import save_pretrained
+VOCABULARY = 97
+MAX_POSITIONS = 80
 
-SIZES = {
-    "vocab_size": 160,
-    "hidden_size": 48,
-    "intermediate_size": 56,
-    "num_hidden_layers": 3,
+BASE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "max_position_embeddings": 80,
-    "initializer_range": 0.02,
+    "intermediate_size": 56,
+    "max_position_embeddings": MAX_POSITIONS,
 }
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "MPNet": {"max_position_embeddings": 400},
-    "ModernBert": {"num_hidden_layers": 5, "local_attention": 8, "pad_token_id": 0, "cls_token_id": 1},
-    "NomicBert": {"type_vocab_size": 2},
-    "Gte": {"type_vocab_size": 1},
-    "JinaEmbeddingsV3": {"type_vocab_size": 1},
-    "Gemma3Text": {
-        "num_hidden_layers": 7,
-        "num_key_value_heads": 1,
-        "head_dim": 12,
-        "sliding_window": 12,
-        "query_pre_attn_scalar": 10,
-        "use_bidirectional_attention": True,
-        "pad_token_id": 0,
-    },
-    "EuroBert": {"num_key_value_heads": 2, "pad_token_id": 0},
-    "Ultrabert": {"num_hidden_layers": 5, "num_key_value_heads": 2, "sliding_window": 5},
+"""Fields of every config, unless a variant says otherwise."""
+ROBERTA = {"type_vocab_size": 1, "layer_norm_eps": 1e-5}
+DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 56}
+MODERN = {"num_hidden_layers": 5, "local_attention": 8, "pad_token_id": 0}
+EURO = {"num_key_value_heads": 2, "pad_token_id": 0}
+ULTRA = {"num_hidden_layers": 5, "num_key_value_heads": 2, "sliding_window": 5}
+GEMMA = {
+    "num_hidden_layers": 7,
+    "num_key_value_heads": 1,
+    "head_dim": 12,
+    "sliding_window": 12,
+    "query_pre_attn_scalar": 10,
+    "use_bidirectional_attention": True,
+    "pad_token_id": 0,
 }
-"""Beginning of the names in transformers, and the fields of all its variants."""
-
-NESTED_ROPE = {
+ROPES = {
     "full_attention": {"rope_type": "default", "rope_theta": 900.0},
     "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0},
 }
-
-VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
-    ("MPNet", "default", {}),
-    ("MPNet", "act-eps", {"hidden_act": "relu", "layer_norm_eps": 0.1, "relative_attention_num_buckets": 40}),
-    ("ModernBert", "default", {}),
-    ("ModernBert", "biases", {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "norm_eps": 0.1}),
-    ("ModernBert", "types-rope", {
-        "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention",
-         "sliding_attention"],
-        "rope_parameters": NESTED_ROPE,
-        "local_attention": 13,
-        "hidden_activation": "silu",
-    }),
-    ("ModernBert", "all-slide", {"layer_types": ["sliding_attention"] * 5, "local_attention": 1}),
-    ("NomicBert", "default", {}),
-    ("NomicBert", "head_dim-theta", {
-        "head_dim": 20,
-        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0},
-        "max_position_embeddings": 40,
-    }),
-    ("NomicBert", "one-type-act", {"type_vocab_size": 1, "hidden_act": "gelu"}),
-    ("Gte", "default", {}),
-    ("Gte", "no-types-linear", {
-        "type_vocab_size": 0,
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
-    }),
-    ("Gte", "types-eps", {"type_vocab_size": 3, "layer_norm_eps": 0.1, "hidden_act": "relu"}),
-    ("JinaEmbeddingsV3", "default", {}),
-    ("JinaEmbeddingsV3", "act-theta", {"hidden_act": "gelu_new", "rope_parameters": {"rope_theta": 300.0}}),
-    ("Gemma3Text", "default", {}),
-    ("Gemma3Text", "types", {"layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"]}),
-    ("EuroBert", "default", {}),
-    ("EuroBert", "bias-head_dim", {"attention_bias": True, "mlp_bias": True, "head_dim": 20, "hidden_act": "gelu"}),
-    ("Ultrabert", "default", {}),
-    ("Ultrabert", "nested", {"rope_parameters": NESTED_ROPE, "layer_types": ["full_attention", "sliding_attention"] * 2
-     + ["sliding_attention"]}),
-]  # fmt: skip
-
-IDS = [f"{family}-{name}" for family, name, _ in VARIANTS]
+TYPES = ["sliding_attention", "full_attention", "full_attention", "sliding_attention", "sliding_attention"]
 
 
-def make_config(family: str, fields: dict[str, Any]):
-    """Returns transformers' config of a family with these fields."""
+class Variant(NamedTuple):
+    """An architecture of transformers, and fields of its config."""
+
+    architecture: str
+    fields: dict[str, Any] = {}
+
+def classifier(family: str, fields: dict[str, Any], **more: Any) -> Variant:
+    return Variant(f"{family}ForSequenceClassification", {"num_labels": 3, **fields, **more})
+
+
+VARIANTS: dict[str, Variant] = {
+    "bert": Variant("BertModel"),
+    "bert-gelu_new-3-types": Variant("BertModel", {"hidden_act": "gelu_new", "type_vocab_size": 3}),
+    "bert-classifier": Variant("BertForSequenceClassification", {"num_labels": 3}),
+    "bert-1-label": Variant("BertForSequenceClassification", {"num_labels": 1, "num_attention_heads": 2}),
+    "bert-masked": Variant("BertForMaskedLM"),
+    "camembert": Variant("CamembertModel", ROBERTA),
+    "distilbert": Variant("DistilBertModel", DISTIL),
+    "distilbert-classifier": Variant("DistilBertForSequenceClassification", {**DISTIL, "num_labels": 4}),
+    "distilbert-masked": Variant("DistilBertForMaskedLM", {**DISTIL, "sinusoidal_pos_embds": True}),
+    "electra": Variant("ElectraModel", {"embedding_size": 20}),
+    "electra-classifier": Variant("ElectraForSequenceClassification", {"embedding_size": 32}),
+    "electra-pretraining": Variant("ElectraForPreTraining", {"embedding_size": 20}),
+    "eurobert": Variant("EuroBertModel", EURO),
+    "eurobert-bias-head_dim": Variant(
+        "EuroBertModel", {**EURO, "attention_bias": True, "mlp_bias": True, "head_dim": 12, "hidden_act": "gelu"}
+    ),
+    "eurobert-masked": Variant("EuroBertForMaskedLM", EURO),
+    "eurobert-late": classifier("EuroBert", EURO),
+    "eurobert-bos": classifier("EuroBert", EURO, classifier_pooling="bos"),
+    "eurobert-mean": classifier("EuroBert", EURO, classifier_pooling="mean"),
+    "embedding-gemma": Variant("Gemma3TextModel", GEMMA),
+    "embedding-gemma-types": Variant("Gemma3TextModel", {**GEMMA, "layer_types": [*TYPES, *TYPES[:2]]}),
+    "gte": Variant("GteModel"),
+    "gte-without-types": Variant(
+        "GteModel",
+        {"type_vocab_size": 0, "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}},
+    ),
+    "gte-3-types-relu": Variant("GteModel", {"type_vocab_size": 3, "layer_norm_eps": 0.1, "hidden_act": "relu"}),
+    "gte-masked": Variant("GteForMaskedLM"),
+    "gte-classifier": classifier("Gte", {"type_vocab_size": 2}),
+    "jina": Variant("JinaEmbeddingsV3Model"),
+    "jina-theta-gelu_new": Variant(
+        "JinaEmbeddingsV3Model",
+        {"hidden_act": "gelu_new", "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}},
+    ),
+    "jina-masked": Variant("JinaEmbeddingsV3ForMaskedLM"),
+    "jina-classifier": classifier("JinaEmbeddingsV3", {}),
+    "modernbert": Variant("ModernBertModel", MODERN),
+    "modernbert-biases": Variant(
+        "ModernBertModel", {**MODERN, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "norm_eps": 0.1}
+    ),
+    "modernbert-types-ropes": Variant(
+        "ModernBertModel",
+        {
+            **MODERN,
+            "layer_types": TYPES,
+            "rope_parameters": ROPES,
+            "local_attention": 13,
+            "hidden_activation": "silu",
+        },
+    ),
+    "modernbert-window-1": Variant(
+        "ModernBertModel", {**MODERN, "layer_types": ["sliding_attention"] * 5, "local_attention": 1}
+    ),
+    "modernbert-masked": Variant("ModernBertForMaskedLM", MODERN),
+    "modernbert-cls": classifier("ModernBert", MODERN, classifier_activation="relu", norm_bias=True),
+    "modernbert-mean": classifier("ModernBert", MODERN, classifier_pooling="mean", classifier_bias=True),
+    "mpnet": Variant("MPNetModel"),
+    "mpnet-relu-40-buckets": Variant(
+        "MPNetModel", {"hidden_act": "relu", "layer_norm_eps": 0.1, "relative_attention_num_buckets": 40}
+    ),
+    "mpnet-masked": Variant("MPNetForMaskedLM", {"pad_token_id": 3}),
+    "mpnet-classifier": classifier("MPNet", {}),
+    "nomic": Variant("NomicBertModel"),
+    "nomic-head_dim-dynamic": Variant(
+        "NomicBertModel",
+        {
+            "head_dim": 12,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0},
+            "max_position_embeddings": 40,
+        },
+    ),
+    "nomic-1-type-gelu": Variant("NomicBertModel", {"type_vocab_size": 1, "hidden_act": "gelu"}),
+    "nomic-masked": Variant("NomicBertForMaskedLM"),
+    "nomic-classifier": classifier("NomicBert", {}),
+    "roberta": Variant("RobertaModel", ROBERTA),
+    "roberta-classifier": Variant("RobertaForSequenceClassification", {**ROBERTA, "num_labels": 2}),
+    "roberta-masked-pad-5": Variant("RobertaForMaskedLM", {**ROBERTA, "pad_token_id": 5, "hidden_act": "relu"}),
+    "ultrabert": Variant("UltrabertModel", ULTRA),
+    "ultrabert-types-ropes": Variant("UltrabertModel", {**ULTRA, "layer_types": TYPES, "rope_parameters": ROPES}),
+    "ultrabert-cls": classifier("Ultrabert", ULTRA),
+    "ultrabert-mean": classifier("Ultrabert", ULTRA, classifier_pooling="mean"),
+    "xlm-roberta": Variant("XLMRobertaModel", ROBERTA),
+    "xlm-roberta-classifier": Variant("XLMRobertaForSequenceClassification", {**ROBERTA, "num_labels": 1}),
+}
+
+
+def save_encoder(folder: Path, variant: Variant) -> Any:
+    """Makes the checkpoint of a variant. Returns transformers' model in float32. All weights are random, so that none
+    of them is without effect."""
     import transformers
 
-    return getattr(transformers, f"{family}Config")(**(SIZES | FAMILIES[family] | fields))
-
-
-def save_tiny(folder: Path, family: str, fields: dict[str, Any], kind: str = "Model") -> torch.nn.Module:
-    """Makes a random model of a kind, such as ForSequenceClassification, saves it, and returns it."""
-    import transformers
-
-    torch.manual_seed(sum(map(ord, family)))
-    config = make_config(family, fields)
-    model = getattr(transformers, f"{family}{kind}")(config).eval()
-    randomise(model, adds_one=family == "Gemma3Text")
-    save_pretrained(model, folder)
-    return model
-
-
-def randomise(model: torch.nn.Module, adds_one: bool) -> None:
-    """Makes all weights random, also those of norms and biases; exact in bfloat16."""
+    kind = getattr(transformers, variant.architecture)
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**BASE | variant.fields, attn_implementation="eager")).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim == 2:
-                is_embedding = "embed" in name or "bias" in name
-                parameter.normal_(0.0, 1.0 if is_embedding else 1.5 / parameter.shape[1] ** 0.5)
-            else:
-                is_around_one = "norm" in name.lower() and name.endswith("weight") and not adds_one
-                parameter.normal_(1.0 if is_around_one else 0.0, 0.3)
-            parameter.copy_(parameter.bfloat16())
+            spread = 1.0 if "embeddings." in name else 0.3
+            parameter.normal_(0.0, spread)
+            if parameter.ndim == 1 and "norm" in name.lower() and name.endswith("weight"):
+                parameter.add_(1.0)
+    model.save_pretrained(folder)
+    return model
