@@ -170,6 +170,8 @@ def tokenizer_settings(metadata: Metadata) -> dict[str, Any]:
         "clean_up_tokenization_spaces": False,
         "padding_side": "right" if is_encoder else "left",
     }
+    if metadata.text("tokenizer.ggml.model") == WORD_PIECES:
+        settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     if tokens:
         for name, key in _special_tokens(metadata).items():
             if (index := _token_id(metadata, key, len(tokens.texts))) is not None:
