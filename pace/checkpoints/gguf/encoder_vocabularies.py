@@ -30,6 +30,8 @@ ENDS = {"bos": "bos", "eos": "eos", "sep": "seperator"}
 ONE_SEPARATOR = ("modern-bert",)
 """Values of tokenizer.ggml.pre for which one token parts the texts of a pair, whatever add_sep_token says: some
 converters always wrote true."""
+MAX_SPACED = 0.1
+"""Maximum share of a WordPiece vocabulary that begins with sentencepiece's mark of a space."""
 LONG_MARK = 3
 """Minimum length of a token such as [X] that older converters left as it was."""
 
@@ -50,7 +52,12 @@ def _hub_text(text: str, is_control: bool) -> str:
 
 def word_pieces(metadata: Metadata, tokens: Tokens, unknown: int | None) -> dict[str, Any]:
     """Returns the normalizer, pre-tokenizer, decoder and model of a WordPiece vocabulary. Raises ValueError without a
-    token for unknown words."""
+    token for unknown words, NotImplementedError for pieces of sentencepiece."""
+    if sum(text.startswith(SPACE) for text in tokens.texts) > MAX_SPACED * len(tokens.texts):
+        raise NotImplementedError(
+            f"{metadata.path} has pieces of sentencepiece as a WordPiece vocabulary, as llama.cpp's converter writes "
+            "those of CamemBERT, with wrong positions; use the checkpoint that it was made from"
+        )
     unknown = metadata.required("tokenizer.ggml.unknown_token_id", unknown)
     lowercase = metadata.flag("tokenizer.ggml.normalizer.lowercase")
     if lowercase is None:  # older files do not say it; no text could give a token with a capital

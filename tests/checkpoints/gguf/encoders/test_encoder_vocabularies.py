@@ -166,6 +166,13 @@ def test_damaged_vocabularies(tmp_path, change, message):
     assert "t.gguf" in str(raised.value)
 
 
+def test_pieces_of_sentencepiece_as_word_pieces(tmp_path):
+    """The converter writes CamemBERT so."""
+    words = [*SPECIAL, *PIECES]
+    with pytest.raises(NotImplementedError, match="has pieces of sentencepiece as a WordPiece vocabulary"):
+        loaded(tmp_path / "t.gguf", BertTokenizer(vocab=dict(zip(words, range(len(words))))), architecture="bert")
+
+
 def test_a_tokenizer_of_transformers_can_be_made(tmp_path):
     found = loaded(tmp_path / "t.gguf", word_pieces(True), architecture="bert")
     assert isinstance(found.transformers, PreTrainedTokenizerFast) and isinstance(found.backend_tokenizer, Tokenizer)
