@@ -11,7 +11,7 @@ import torch
 from pace.llm.layers import RopeConfig
 from pace.llm.models.encoders.heads import Head
 from pace.llm.models.encoders.rotary_encoder import RotaryEncoder, RotaryEncoderConfig
-from pace.llm.models.model_config import count, read_number
+from pace.llm.models.model_config import MAX_POSITIONS, count, read_number
 from pace.naming import shown
 from pace.ops.protocol import Ops
 
@@ -42,7 +42,7 @@ class NewConfig(GteConfig):
     """Config in the spelling of the Hub's own code, whose defaults differ."""
 
     vocab_size: int = count(30528)
-    max_position_embeddings: int = count(2048)
+    max_position_embeddings: int = count(2048, MAX_POSITIONS)
     default_theta = 10000.0
 
 
