@@ -31,8 +31,8 @@ LAYERS: list[list[str]] = [
     ["pace.llm.sampling"],
     ["pace.llm.engine", "pace.llm.speculation"],
     ["pace.llm.clients"],
-    ["pace.llm", "pace.llm.encoding", "pace.llm.generator", "pace.llm.llm", "pace.llm.preparation"]
-    + ["pace.llm.sequences"]
+    ["pace.llm", "pace.llm.embedding_model", "pace.llm.encoding", "pace.llm.generator", "pace.llm.llm"]
+    + ["pace.llm.preparation", "pace.llm.sequences"]
     + ["pace.llm.loading.load", "pace.llm.loading.options"],
     ["pace.bench", "pace.eval"],
     ["pace.calibrate"],

@@ -55,6 +55,8 @@ class Loaded(NamedTuple):
     """The transformers tokenizer of the checkpoint; None if it has none."""
     defaults: SamplingConfig
     """The checkpoint's generation settings."""
+    checkpoint: Checkpoint
+    """The checkpoint, for its other files."""
     encoder: PromptEncoder = NO_MEDIA
     """Puts images and sound into prompts, if the model has towers for them."""
 
@@ -100,7 +102,8 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
         CheckpointReader(checkpoint.path).close()
     tokenizer = find_tokenizer(options, checkpoint, model)
     check_tokenizer(tokenizer)
-    defaults = _read_defaults(checkpoint, tokenizer, model)
+    generates = options.task == "generate"
+    defaults = _read_defaults(checkpoint, tokenizer, model) if generates else SamplingConfig()
     processors = _read_processors(checkpoint, model)
     checkpoint.forget_vocabulary()
     speculation = Speculation.prepare(options.spec_config, model, checkpoint, tokenizer, ops, options.hub)
@@ -127,7 +130,7 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
         max_tokens_per_step=tokens_per_step(model),
     )
     engine.identity = _identity(options, model, checkpoint, threads)
-    return Loaded(model, engine, tokenizer, defaults, _make_encoder(options, processors, model, tokenizer))
+    return Loaded(model, engine, tokenizer, defaults, checkpoint, _make_encoder(options, processors, model, tokenizer))
 
 
 def _read_processors(checkpoint: Checkpoint, model: BaseModelForCausalLM) -> Processors:
@@ -172,7 +175,7 @@ def _make_model(options: LoadOptions, checkpoint: Checkpoint) -> BaseModelForCau
     """Makes the model of a checkpoint, without weights; their files need not be downloaded yet. Raises for errors that
     config and headers show: an architecture, an option, too little memory."""
     dtypes = options.weight_dtype, options.ops, options.kv_dtype
-    model = make_model(checkpoint, *dtypes, options.quantization_config, options.media)
+    model = make_model(checkpoint, *dtypes, options.quantization_config, options.media, options.task == "embed")
     if isinstance(options.spec_config, MtpConfig):
         model.add_mtp()
     model.weights_file = weights_file(options, model, checkpoint)

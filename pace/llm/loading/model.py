@@ -14,7 +14,7 @@ from pace.llm.loading.packed_weights import ExpertFile
 from pace.llm.loading.plan import plan_layout
 from pace.llm.loading.progress import progress_bar
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.encoders.encoder import Encoder
+from pace.llm.models.encoders.encoder import Encoder, labels_of
 from pace.llm.models.encoders.encoder_list import read_encoder_config
 from pace.llm.models.head_cost import LARGE, head_cost
 from pace.llm.models.model import Model
@@ -36,13 +36,19 @@ def make_model(
     kv_dtype: torch.dtype | None = None,
     quantization: QuantizationConfig | None = None,
     media: bool = False,
+    embeds: bool = False,
 ) -> BaseModelForCausalLM:
     """Makes the model described by a checkpoint's config.json, without weights: it takes no memory and cannot run yet.
-    Keys and values are in `kv_dtype`; None for `dtype`. With `media`, it has its towers for images and sound."""
+    Keys and values are in `kv_dtype`; None for `dtype`. With `media`, it has its towers for images and sound. With
+    `embeds`, it has a classifier if the checkpoint does, and needs no head."""
     with errors_about(checkpoint):
-        model_class, config = read_config(checkpoint.config, media)
+        model_class, config = read_config(checkpoint.config, media, embeds)
     model = model_class(config, dtype, ops)
     model.kv_dtype = kv_dtype or dtype
+    if embeds:
+        model.has_optional_head = True
+        if labels := labels_of(checkpoint.config):
+            model.add_classifier(len(labels))
     model.quantize(quantization)
     return model
 

@@ -27,7 +27,8 @@ MAX_LISTED = 50
 
 def match_names(model: Model, reader: TensorReader) -> dict[str, str]:
     """Returns name in the checkpoint -> name in the model, without the tensors of `other_parts` that no tower has.
-    Unties the head if the checkpoint has two different matrices, and drops towers that it does not have."""
+    Unties the head if the checkpoint has two different matrices. Drops towers and an optional head that it does not
+    have."""
     names = {name: name_in_model(model, name) for name in reader.tensors}
     model.towers = [tower for tower in model.towers if any(here.startswith(tower.prefix) for here in names.values())]
     of_towers = tuple(tower.prefix for tower in model.towers)
@@ -39,6 +40,9 @@ def match_names(model: Model, reader: TensorReader) -> dict[str, str]:
     if not any(here.startswith(model.prefix) for here in names.values()):
         whole = (*model.outside, *of_towers)
         names = {name: here if here.startswith(whole) else model.prefix + here for name, here in names.items()}
+    if type(model.lm_head) is LMHead and model.has_optional_head:
+        has_head = any(here.startswith("lm_head.") for here in names.values())
+        model.lm_head = model.lm_head if has_head else None
     if isinstance(model.lm_head, (TiedLMHead, SplitLMHead)):
         sources = {here: name for name, here in names.items()}
         head, embedding = sources.get("lm_head.weight"), sources.get(f"{model.embedding_name}.weight")

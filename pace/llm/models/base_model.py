@@ -14,6 +14,7 @@ from pace.batch import ForwardBatch, KVSpec, LayerBlocks, LayerCache
 from pace.llm.layers import (
     Block,
     Embedding,
+    FloatLinear,
     LayerNorm,
     LMHead,
     NoNorm,
@@ -52,7 +53,12 @@ class BaseModelForCausalLM(Model):
     """The rotations of its layers: number i makes table i of a step's angles. Empty if positions are learned."""
     layers: list[Block]
     final_norm: RMSNorm | LayerNorm | UnitNorm | NoNorm
-    lm_head: LMHead | TiedLMHead
+    lm_head: LMHead | TiedLMHead | None
+    """None for a model that only gives rows; its logits are then the rows of the final norm."""
+    classifier: FloatLinear | None = None
+    """Logits `[N, labels]` of rows of a `*ForSequenceClassification`."""
+    has_optional_head: bool = False
+    """True if loading drops the head where the checkpoint has none."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, ops: Ops):
         """Keys and values are stored in `dtype`, unless `kv_dtype` is changed."""
@@ -121,14 +127,23 @@ class BaseModelForCausalLM(Model):
     def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
         """`forward` after the angles are computed: only `ops`, views, sums and the choice of rows, so that it can be
         recorded (pace/graph). The final norm and the head run only on the logit rows."""
+        return self.logits(ops, self.final_rows(ops, batch, angles))
+
+    def final_rows(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        """`compute` without the head: the rows `[R, row_size]` of the final norm that belong to `batch.logit_rows`."""
         x = self.embed(ops, batch)
         x = self.run_layers(ops, x, x, angles, batch, range(len(self.layers)))
         self._keep(batch, x, len(self.layers))
         if FINAL_NORM not in self.taps:
-            return self.head(ops, x[batch.logit_rows])
+            return self.final_norm(ops, x[batch.logit_rows])
         x = self.final_norm(ops, x)
         self._keep(batch, x, FINAL_NORM)
-        return self.logits(ops, x[batch.logit_rows])
+        return x[batch.logit_rows]
+
+    @property
+    def row_size(self) -> int:
+        """Width of the rows of the final norm."""
+        return self.hidden_size
 
     @property
     def kept_width(self) -> int:
@@ -184,12 +199,10 @@ class BaseModelForCausalLM(Model):
     def after_layer(self, ops: ForwardOps, batch: ForwardBatch, x: Tensor, index: int) -> None:
         """Changes `x [T, hidden]`, the output of a layer, in place."""
 
-    def head(self, ops: ForwardOps, x: Tensor) -> Tensor:
-        """Returns the logits of the last layer's output `x [R, hidden]`."""
-        return self.logits(ops, self.final_norm(ops, x))
-
     def logits(self, ops: ForwardOps, x: Tensor) -> Tensor:
-        """Returns the logits of the final norm's output `x [R, hidden]`."""
+        """Returns the logits of the final norm's output `x [R, row_size]`; without a head, x itself."""
+        if self.lm_head is None:
+            return x
         logits = self.lm_head(ops, x)
         if self.config.logits_scale != 1.0:
             ops.scale_(logits, self.config.logits_scale)
@@ -208,6 +221,11 @@ class BaseModelForCausalLM(Model):
             return TiedLMHead("lm_head", self.embedding, self.config.vocab_size, bias)
         return LMHead("lm_head", self.config.vocab_size, k, bias)
 
+    def add_classifier(self, num_labels: int) -> None:
+        """Replaces the LM head by the classifier of a `*ForSequenceClassification`, to be loaded with the model."""
+        self.lm_head = None
+        self.classifier = FloatLinear({"score": num_labels}, self.row_size)
+
     def add_mtp(self) -> None:
         """Adds the layer for multi-token prediction, to be loaded with the model. Raises NotImplementedError for a
         family without one."""
@@ -215,7 +233,6 @@ class BaseModelForCausalLM(Model):
             f'spec_config="mtp" is not implemented for {type(self).__name__}; use PromptLookupConfig or '
             "DraftModelConfig for drafts"
         )
-
 
 
 def _each(cache: LayerCache | tuple[LayerCache, ...]) -> tuple[LayerCache, ...]:

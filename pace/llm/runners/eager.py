@@ -37,6 +37,12 @@ class EagerRunner(ModelRunner):
     def forward(self, batch: ForwardBatch) -> Tensor:
         return self.model.compute(self._ops, batch, self.model.angles(batch))
 
+    def final_rows(self, batch: ForwardBatch) -> Tensor:
+        return self.model.final_rows(self._ops, batch, self.model.angles(batch))
+
+    def logits(self, rows: Tensor) -> Tensor:
+        return self.model.logits(self._ops, rows)
+
     def run_slice(self, piece: Slice, batch: ForwardBatch, angles: Angles) -> Tensor:
         return piece.compute(self._ops, batch, angles)
 

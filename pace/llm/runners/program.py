@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,6 +17,17 @@ from pace.llm.models.towers.tower import Slice
 from pace.llm.operators import OPERATORS, OperatorReport, OperatorRun
 from pace.llm.runners.eager import product_operators
 from pace.llm.runners.runner import ModelRunner
+from pace.ops.protocol import ForwardOps
+
+
+@dataclass(frozen=True, eq=False)
+class FinalRows:
+    """The forward pass up to the final norm."""
+
+    model: BaseModelForCausalLM
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        return self.model.final_rows(ops, batch, angles)
 
 
 class ProgramRunner(ModelRunner):
@@ -30,6 +42,9 @@ class ProgramRunner(ModelRunner):
         """The same in two parts, for steps in which some tokens need no logits."""
         for stage in model.stages or ():
             self._stages.append(Program(stage, layers, halves, optimise, neighbour=self.program))
+        self._layers, self._halves = layers, halves
+        self._rows = self.program if model.lm_head is None else None
+        """The program without the head, recorded on first use."""
         self.num_steps: Counter[Program] = Counter()
         self._slices: dict[Slice, Program] = {}
         """Programs of the towers, recorded on first use."""
@@ -45,6 +60,14 @@ class ProgramRunner(ModelRunner):
         if not len(batch.logit_rows):
             return torch.empty(0, self.vocab_size)
         return self._run(tail, batch.of_wanted_tokens(x))
+
+    def final_rows(self, batch: ForwardBatch) -> Tensor:
+        if self._rows is None:
+            self._rows = Program(FinalRows(self.model), self._layers, self._halves, neighbour=self.program)
+        return self._run(self._rows, batch)
+
+    def logits(self, rows: Tensor) -> Tensor:
+        return self.model.logits(self.model.ops, rows)
 
     def _run(self, program: Program, batch: ForwardBatch) -> Tensor:
         found = program.run(batch, self.model.angles(batch))

@@ -28,6 +28,15 @@ class ModelRunner(ABC):
         """Returns logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache."""
 
     @abstractmethod
+    def final_rows(self, batch: ForwardBatch) -> Tensor:
+        """Returns the rows of the final norm `[R, row_size]` that belong to `batch.logit_rows`, as `forward` without the
+        head."""
+
+    @abstractmethod
+    def logits(self, rows: Tensor) -> Tensor:
+        """Returns the logits `[R, V]` of rows of the final norm, with the bits of `forward`."""
+
+    @abstractmethod
     def run_slice(self, piece: Slice, batch: ForwardBatch, angles: Angles) -> Tensor:
         """Computes a slice of one of the model's towers: rows `[T, W]`."""
 
@@ -42,6 +51,10 @@ class ModelRunner(ABC):
     @property
     def vocab_size(self) -> int:
         return self.model.vocab_size
+
+    @property
+    def row_size(self) -> int:
+        return self.model.row_size
 
     @property
     def max_position_embeddings(self) -> int:

@@ -33,9 +33,7 @@ class EncoderConfig(ModelConfig):
     """Names of the classifier's labels, in the order of its logits; empty without a classifier."""
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
-        names = fields.get("architectures") or []
-        is_classifier = isinstance(names, list) and any(str(name).endswith(CLASSIFIER) for name in names)
-        return {"labels": read_labels(fields) if is_classifier else ()}
+        return {"labels": labels_of(fields)}
 
 
 class Encoder(Model):
@@ -143,6 +141,14 @@ class PooledRows:
         pooled = [ops.pool(x, batch.spans.query_start, name) for name in self.pooling]
         rows = reduce(ops.concatenate, pooled)
         return rows if self.head is None else self.head(ops, rows)
+
+
+def labels_of(fields: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the names of a classifier's labels, from a parsed config.json; () for a model without one. Raises as
+    `read_labels`."""
+    names = fields.get("architectures") or []
+    is_classifier = isinstance(names, list) and any(str(name).endswith(CLASSIFIER) for name in names)
+    return read_labels(fields) if is_classifier else ()
 
 
 def read_labels(fields: dict[str, Any]) -> tuple[str, ...]:
