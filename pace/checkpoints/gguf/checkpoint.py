@@ -21,7 +21,7 @@ from pace.checkpoints.gguf.architectures.forms import AS_IT_IS, Form
 from pace.checkpoints.gguf.architectures.registry import ARCHITECTURES, find_architecture
 from pace.checkpoints.gguf.blocks import FILE_TYPES
 from pace.checkpoints.gguf.config import ROPE_FACTORS, read_config
-from pace.checkpoints.gguf.embedding import dense_tensors, read_pooling
+from pace.checkpoints.gguf.embedding import asks, dense_tensors, read_pooling
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
 from pace.checkpoints.gguf.mmproj import ARCHITECTURE as MMPROJ
 from pace.checkpoints.gguf.mmproj import PATCHES, Towers, read_towers
@@ -74,6 +74,8 @@ class GgufCheckpoint(OpenFiles):
         self._heads = {part: self.config[field] for part, field in heads.items()}
         self.pooling = read_pooling(self.metadata)
         """The pooling that the file states, by its name in sentence-transformers."""
+        self.asks = asks(self.config)
+        """True if pairs of texts are written into the prompt of Qwen3-Reranker, for a classifier of its answers."""
         self.after_pooling = dense_tensors(self.metadata, self._sources.keys())
         """Matrices `[out, in]` that apply to pooled rows, in order. They are not in `tensors`."""
         unused = [name for name, source in self._sources.items() if self._is_unused(source)]
@@ -157,12 +159,10 @@ class GgufCheckpoint(OpenFiles):
 
         Returns a read-only view of the file if possible. Raises KeyError for a name not in `tensors`."""
         tensor = self._tensor(name)
-        if len(tensor.shape) not in (2, 3):
+        if len(tensor.shape) not in (2, 3) or self._form(name).values:
             whole = self._floats(name)
             if heads := self._permuted_heads(name):
                 whole = whole[hub_order(range(whole.shape[0]), whole.shape[0] // heads)]
-            if values := self._form(name).values:
-                whole = values(whole.double())
             whole = whole.flatten(0, -2) if len(tensor.shape) > 3 else whole
             return whole[start:stop] if tensor.shape else whole
         raw = self._raw(name, range(tensor.num_rows)[start:stop])
@@ -183,7 +183,8 @@ class GgufCheckpoint(OpenFiles):
         """The whole tensor as floats."""
         file, source = self._files[name], self._sources[name]
         frames = [self._values(file, frame) for frame in (PATCHES if source == PATCHES[0] else [source])]
-        return frames[0].reshape(self._tensor(name).shape) if len(frames) == 1 else torch.stack(frames, 2)
+        whole, values = frames[0] if len(frames) == 1 else torch.stack(frames, 2), self._form(name).values
+        return (values(whole.double()) if values else whole).reshape(self._tensor(name).shape)
 
     def _values(self, file: GgufFile, source: str) -> Tensor:
         kind, shape = file.tensors[source].kind, file.tensors[source].shape

@@ -4,6 +4,7 @@ A file does not say whether a model normalises its vectors. llama.cpp does by de
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pace.checkpoints.gguf.file import Metadata
@@ -14,6 +15,8 @@ HAS_DENSE = ("gemma-embedding",)
 """Architectures whose dense matrices apply to pooled rows."""
 POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 """Value of pooling_type -> name of sentence-transformers."""
+ASKED, RERANKER = "Qwen3", "ForSequenceClassification"
+"""Parts of the class of a Qwen3-Reranker with two answers."""
 NONE, RANK = 0, 4
 """Values of pooling_type for rows of tokens, and for the scores of a reranker."""
 
@@ -33,12 +36,12 @@ def read_pooling(metadata: Metadata) -> str | None:
     return POOLINGS[value]
 
 
-def is_reranker(metadata: Metadata) -> bool:
-    """True if a file states that its model scores pairs of texts."""
-    return metadata.integer(f"{metadata.text('general.architecture')}.pooling_type") == RANK
+def asks(config: Mapping[str, Any]) -> bool:
+    """True for the config of a Qwen3-Reranker, whose file has the rows of two answers in place of a head."""
+    return config.get("architectures") == [f"{ASKED}{RERANKER}"]
 
 
-def dense_tensors(metadata: Metadata, sources: Any) -> list[str]:
+def dense_tensors(metadata: Metadata, sources: Collection[str]) -> list[str]:
     """Returns the tensors among `sources` that apply to pooled rows, in their order."""
     if metadata.text("general.architecture") not in HAS_DENSE:
         return []

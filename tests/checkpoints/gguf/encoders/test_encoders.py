@@ -226,3 +226,32 @@ def test_matrices_after_pooling_must_fit(tmp_path):
     write_encoder(tmp_path / "hub", tmp_path / "model.gguf", dense=1)
     with load(tmp_path / "model.gguf") as model:
         assert model.dimensions == 256
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_reranker_has_the_rows_of_two_answers(tmp_path, tied):
+    """Files of Qwen3-Reranker have two rows of the head, and no head."""
+    from safetensors.torch import load_file
+
+    from tests.checkpoints.gguf.files import add_tokenizer, write_gguf
+    from tests.llm.models.variants import save_tiny
+    from tests.llm.text.tokenizer_zoo import byte_level
+
+    save_tiny(tmp_path / "hub", "qwen3", {"tie_word_embeddings": tied, "vocab_size": 300})
+    state = load_file(tmp_path / "hub" / "model.safetensors")
+    rows = state["model.embed_tokens.weight" if tied else "lm_head.weight"][[7, 9]].float()
+
+    def answers(writer):
+        writer.add_uint32("qwen3.pooling_type", 4)
+        writer.add_array("qwen3.classifier.output_labels", ["yes", "no"])
+        writer.add_tensor("cls.output.weight", rows.numpy())
+        add_tokenizer(writer, byte_level(), "qwen2")
+
+    write_gguf(tmp_path / "hub", tmp_path / "model.gguf", add=answers, without=("lm_head",))
+    with load(tmp_path / "model.gguf", max_seq_len=50) as model, load(tmp_path / "hub") as of_hub:
+        last = of_hub.embed_tokens(TEXTS, normalise=False)
+        expected = torch.sigmoid((last.double() @ (rows[0] - rows[1]).double()).float())
+        assert (model.scores_of(TEXTS) - expected).abs().max() < 1e-6
+        assert model.can_rank and model.num_labels == 1
+        with pytest.raises(ValueError, match="more than the 50 of this model"):
+            model.rank("fox", ["the end"])  # its prompt is long
