@@ -176,7 +176,7 @@ def tokenizer_settings(metadata: Metadata) -> dict[str, Any]:
         for name, key in _special_tokens(metadata).items():
             if (index := _token_id(metadata, key, len(tokens.texts))) is not None:
                 settings[name] = tokens.texts[index]
-        known = set(settings.values())
+        known = {settings[name] for name in _special_tokens(metadata) if name in settings}
         control = [tokens.texts[index] for index in np.flatnonzero(tokens.types == CONTROL)]
         settings["additional_special_tokens"] = [token for token in control if token not in known]
     if length := metadata.integer(f"{metadata.text('general.architecture')}.context_length"):
