@@ -102,7 +102,7 @@ ENCODERS = [
     # (name in transformers, its class, types of matrices, config fields)
     ("Bert", "Model", "Q8_0", {"num_hidden_layers": 1}),
     ("XLMRoberta", "ForSequenceClassification", "F16", {"num_hidden_layers": 1, "num_labels": 1}),
-    ("DistilBert", "Model", "F32", {"n_layers": 1}),
+    ("DistilBert", "Model", "F32", {"num_hidden_layers": 1}),
     ("NomicBert", "Model", "Q5_1", {"num_hidden_layers": 1}),
     ("ModernBert", "ForSequenceClassification", "F32", {"num_hidden_layers": 2, "num_labels": 1}),
     ("JinaEmbeddingsV3", "Model", "F16", {"num_hidden_layers": 1}),

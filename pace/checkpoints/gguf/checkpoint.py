@@ -115,9 +115,10 @@ class GgufCheckpoint(OpenFiles):
         """True if a tensor belongs to an unused layer for multi-token prediction. These come after the layers of the
         model."""
         found = re.match(r"blk\.(\d+)\.", source)
-        num_further = self.metadata.integer(f"{self.metadata['general.architecture']}.nextn_predict_layers", 0)
+        if not found or not self.metadata.integer(f"{self.metadata['general.architecture']}.nextn_predict_layers", 0):
+            return False
         num_used = self.config["num_hidden_layers"] + ("nextn.eh_proj" in self._architecture.names.inner)
-        return bool(found and num_further and int(found[1]) >= num_used)
+        return int(found[1]) >= num_used
 
     def _tensor(self, name: str) -> GgufTensor:
         tensor = self._files[name].tensors[self._sources[name]]

@@ -98,7 +98,7 @@ def modern_bert(fields: Fields, keys: Keys) -> Fields:
     found = rotations(classified("ModernBert")(fields, keys), local) | {
         "hidden_activation": keys.text("hidden_act", "gelu"),
         "classifier_pooling": "mean" if pooling == MEAN else "cls",
-        "classifier_bias": keys.has_tensor("classifier.bias"),
+        "classifier_bias": keys.has_tensor("head.dense.bias"),
     }
     window = found.pop("sliding_window", None)
     return found if window is None else found | {"local_attention": window}
@@ -136,7 +136,10 @@ ENCODERS = (
     ),
     Architecture(
         "modern-bert", "modernbert", names=MODERN_BERT, layer_norms="norm_eps", convert=modern_bert,
-        window=alternating(3, full_first=True), absent=ROTATED,
+        window=alternating(3, full_first=True), absent=ROTATED, present={
+            "attention_bias": "blk.0.attn_qkv.bias", "mlp_bias": "blk.0.ffn_up.bias",
+            "norm_bias": "token_embd_norm.bias",
+        },
     ),
     Architecture(
         "gemma-embedding", "gemma3_text", names=GEMMA, forms={"norm.weight": PLUS_ONE},

@@ -110,7 +110,7 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config.get("num_hidden_layers") or config["n_layers"])
     writer.add_context_length(config["max_position_embeddings"] - offset)
     writer.add_embedding_length(config.get("hidden_size") or config["dim"])
-    writer.add_feed_forward_length(config.get("intermediate_size") or config["hidden_dim"])
+    writer.add_feed_forward_length(config.get("hidden_dim") or config["intermediate_size"])
     writer.add_head_count(config.get("num_attention_heads") or config["n_heads"])
     if family in DECODERS:
         writer.add_head_count_kv(config["num_key_value_heads"])
