@@ -11,7 +11,7 @@ import torch
 from pace.batch import KVBlocks, KVSpec, Positions, Spans
 from pace.ops import reference as ops
 from pace.ops.protocol import AttentionOptions
-from pace.ops.reference_sampling import top_k_top_p_
+from pace.ops.reference_parts.sampling import top_k_top_p_
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 EPS = torch.finfo(torch.float32).eps
