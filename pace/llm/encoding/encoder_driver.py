@@ -35,7 +35,7 @@ class EncoderDriver:
         self.num_types = encoder.num_types
         self.num_labels = encoder.num_labels
         self.max_length = min(encoder.max_length, MAX_LENGTH) if max_length is None else max_length
-        self._driver = StepDriver(
+        self.driver: StepDriver[TextQueue] = StepDriver(
             TextQueue(_Run(runner, max(max_tokens, self.max_length)), max_tokens, MAX_TEXTS),
             reload="EmbeddingModel(...)",
         )
@@ -54,7 +54,7 @@ class EncoderDriver:
             else:
                 job.fail(error)
 
-        self._driver.post(lambda queue: queue.submit(job), refuse)
+        self.driver.post(lambda queue: queue.submit(job), refuse)
         return job.future
 
     def rows(self, texts: Sequence[TextTokens], pooling: Pooling) -> Tensor:
@@ -65,10 +65,10 @@ class EncoderDriver:
 
     def metrics(self) -> EncoderMetrics:
         """Counters of steps and tokens, and of what waits. Raises ValueError after `close`."""
-        return self._driver.engine.metrics()
+        return self.driver.engine.metrics()
 
     def close(self) -> None:
-        self._driver.close()
+        self.driver.close()
         self.encoder = None
 
     def _check(self, what: What) -> int:

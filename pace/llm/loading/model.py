@@ -16,6 +16,7 @@ from pace.llm.loading.progress import progress_bar
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.encoders.encoder import Encoder
 from pace.llm.models.encoders.encoder_list import read_encoder_config
+from pace.llm.models.head_cost import LARGE, head_cost
 from pace.llm.models.model import Model
 from pace.llm.models.model_list import read_config
 from pace.memory import available_memory_bytes
@@ -81,3 +82,7 @@ def fill_model(model: Model, checkpoint: Checkpoint, threads: int, progress: boo
             model.load_weights(reader, min(threads, MAX_LOADING_THREADS), report)
         seconds = time.perf_counter() - started
         logger.info("%s: %.2f GB from %s in %.1f s", type(model).__name__, reader.total_bytes / 1e9, path, seconds)
+    if model.lm_head is None:  # an encoder, or a drafter that uses its target's head
+        return
+    if (head := head_cost(model, model.ops, model.dtype)).share > LARGE:
+        logger.info("%s; QuantizationConfig(lm_head=...) or --lm-head holds it in fewer bits", head)

@@ -47,7 +47,7 @@ class Gate:
 
     def __init__(self, driver: EncoderDriver) -> None:
         self.is_inside, self.is_open = threading.Event(), threading.Event()
-        queue = driver._driver.engine
+        queue = driver.driver.engine
         run = queue._run
 
         def gated(*step):
@@ -123,7 +123,7 @@ def test_closing_fails_what_waits_and_frees_the_model(folder):
     second = driver.submit([TextTokens((1, 2, 3))], MEAN)
     closing = threading.Thread(target=driver.close)
     closing.start()
-    while driver._driver._why_ended is None:
+    while driver.driver._why_ended is None:
         time.sleep(0.001)
     gate.is_open.set()
     closing.join(60)

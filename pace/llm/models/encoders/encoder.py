@@ -19,7 +19,7 @@ from pace.llm.models.model import Model
 from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 from pace.ops.protocol import ForwardOps, Ops
-from pace.quant.config import AUTO, QuantizationConfig
+from pace.quant.config import AUTO, FLOAT, QuantizationConfig
 
 CLASSIFIER = "ForSequenceClassification"
 """End of the architectures that have a classifier."""
@@ -71,7 +71,7 @@ class Encoder(Model):
         their format. Raises as `Model.quantize`."""
         if config is not None and config.embedding == AUTO:
             config = QuantizationConfig(
-                config.format, embedding=None, lm_head=config.lm_head, overrides=config.overrides
+                config.format or FLOAT, embedding=FLOAT, lm_head=config.lm_head, overrides=config.overrides
             )
         super().quantize(config)
 

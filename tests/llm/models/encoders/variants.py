@@ -46,6 +46,7 @@ class Variant(NamedTuple):
     architecture: str
     fields: dict[str, Any] = {}
 
+
 def classifier(family: str, fields: dict[str, Any], **more: Any) -> Variant:
     return Variant(f"{family}ForSequenceClassification", {"num_labels": 3, **fields, **more})
 
