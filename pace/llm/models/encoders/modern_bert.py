@@ -36,7 +36,6 @@ from pace.llm.models.model_config import (
     token_ids,
 )
 from pace.llm.models.rope_config import fields_of_layers, read_rope
-from pace.naming import shown
 from pace.ops.protocol import ForwardOps, Ops
 
 DEFAULT_THETA = {FULL: 160000.0, SLIDING: 10000.0}
@@ -138,7 +137,12 @@ class ModernBertModel(Encoder):
 
     def make_layer(self, name: str, index: int) -> Block:
         config = self.config
-        hidden, inner, heads, dim = config.hidden_size, config.intermediate_size, config.num_attention_heads, config.head_dim
+        hidden, inner, heads, dim = (
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_attention_heads,
+            config.head_dim,
+        )
         attention = Attention(
             Linear({f"{name}.attn.Wqkv": 3 * hidden}, hidden, config.attention_bias),
             Linear({f"{name}.attn.Wo": hidden}, hidden, config.attention_bias),

@@ -56,8 +56,9 @@ def write_encoder(
         writer.add_pooling_type(POOLINGS[json.loads(pooling.read_text())["pooling_mode"]])
     add(writer)
     for name, tensor in arranged(load_file(folder / "model.safetensors"), config, keeps):
-        is_matrix = tensor.ndim > 1 and "position" not in name and "types" not in name and tensor.shape[1] % 32 == 0
-        kind = Kind[types if is_matrix else "F32"]
+        is_table = name in ("position_embd.weight", "token_types.weight")
+        fits = tensor.ndim > 1 and tensor.shape[1] % gguf.GGML_QUANT_SIZES[Kind[types]][0] == 0
+        kind = Kind[types if fits and not is_table else "F32"]
         data, values = stored(tensor.float().contiguous(), kind)
         if as_floats:
             data, kind = values.contiguous().numpy(), Kind.F32

@@ -25,7 +25,8 @@ MODERN = {"num_hidden_layers": 5, "local_attention": 8, "pad_token_id": 0}
 EURO = {"num_key_value_heads": 2, "pad_token_id": 0}
 ULTRA = {"num_hidden_layers": 5, "num_key_value_heads": 2, "sliding_window": 5}
 GEMMA = {
-    "num_hidden_layers": 7,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
     "num_key_value_heads": 1,
     "head_dim": 12,
     "sliding_window": 12,
@@ -45,6 +46,7 @@ class Variant(NamedTuple):
 
     architecture: str
     fields: dict[str, Any] = {}
+
 
 def classifier(family: str, fields: dict[str, Any], **more: Any) -> Variant:
     return Variant(f"{family}ForSequenceClassification", {"num_labels": 3, **fields, **more})
@@ -72,7 +74,7 @@ VARIANTS: dict[str, Variant] = {
     "eurobert-bos": classifier("EuroBert", EURO, classifier_pooling="bos"),
     "eurobert-mean": classifier("EuroBert", EURO, classifier_pooling="mean"),
     "embedding-gemma": Variant("Gemma3TextModel", GEMMA),
-    "embedding-gemma-types": Variant("Gemma3TextModel", {**GEMMA, "layer_types": [*TYPES, *TYPES[:2]]}),
+    "embedding-gemma-ropes": Variant("Gemma3TextModel", {**GEMMA, "rope_parameters": ROPES, "sliding_window": 8}),
     "gte": Variant("GteModel"),
     "gte-without-types": Variant(
         "GteModel",
