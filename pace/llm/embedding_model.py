@@ -196,12 +196,7 @@ class EmbeddingModel:
         label, and where the config says "multi_label_classification", else from a softmax.
 
         Raises ValueError for a model without a classifier, and for a text that is too long, unless `truncate`."""
-        self._check_classifier()
-        if not isinstance(texts, str) and any(isinstance(text, list | tuple) for text in texts):
-            tokens = self._encoder().pairs(_read_pairs(texts), truncate)
-        else:
-            tokens = self._encoder().texts(_read_texts(texts), truncate)
-        return self.to_probabilities(self.logits_of(tokens))
+        return self.to_probabilities(self.logits_of(self.tokenize_to_classify(texts, truncate)))
 
     # -- tokens in -----------------------------------------------------------------------------------------------------
 
@@ -218,8 +213,17 @@ class EmbeddingModel:
         if self._prompt is not None:
             return self._prompt.pairs(pairs, instruction, truncate)
         if instruction is not None:
-            raise ValueError(f"instruction has no place in the input of {self.name}, which is a classifier; leave it out")
+            raise ValueError(
+                f"instruction has no place in the input of {self.name}, which is a classifier; leave it out"
+            )
         return encoder.pairs(pairs, truncate)
+
+    def tokenize_to_classify(self, texts: Texts | Pairs, truncate: bool = False) -> list[TextTokens]:
+        """Returns the tokens of each text or pair as `classify` computes them, without a prompt."""
+        self._check_classifier()
+        if not isinstance(texts, str) and any(isinstance(text, list | tuple) for text in texts):
+            return self._encoder().pairs(_read_pairs(texts), truncate)
+        return self._encoder().texts(_read_texts(texts), truncate)
 
     def embed_tokens(
         self, texts: Sequence[TextTokens], dimensions: int | None = None, normalise: bool | None = None
@@ -247,7 +251,9 @@ class EmbeddingModel:
             raise TypeError(f"dimensions must be an int or None; got {type(dimensions).__name__}")
         allowed = self.matryoshka_dimensions
         if allowed and dimensions not in allowed:
-            raise ValueError(f"dimensions must be one of {', '.join(map(str, allowed))} for this model; got {dimensions}")
+            raise ValueError(
+                f"dimensions must be one of {', '.join(map(str, allowed))} for this model; got {dimensions}"
+            )
         if not 1 <= dimensions <= self._finish.size:
             raise ValueError(f"dimensions must be from 1 to {self._finish.size} for this model; got {dimensions}")
 

@@ -401,8 +401,8 @@ class Span:
 
     @property
     def num_wanted(self) -> int:
-        """Number of rows of logits, or of the final norm, that are needed: those from `sequence.logits_from` on, without
-        certain drafts."""
+        """Number of rows of logits, or of the final norm, that are needed: those from `sequence.logits_from` on,
+        without certain drafts."""
         return max(0, self.end - max(self.start, self.sequence.logits_from + self.num_certain))
 
     @property

@@ -15,9 +15,8 @@ from torch import Tensor
 from pace.llm.encoding.embedder import LOGITS, Pooling, TextTokens, What, check_texts, wait_for
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
-from pace.llm.sequence import NULL_SINK, RowStrategy, Strategy, TokenLogprob
+from pace.llm.sequence import NULL_SINK, RowStrategy, Span, Strategy, TokenLogprob
 from pace.llm.sequence import Sequence as EngineSequence
-from pace.llm.sequence import Span
 from pace.llm.text.stopping_criteria import NeverStops
 from pace.ops.checks import check_pooling
 from pace.ops.protocol import Ops
@@ -79,6 +78,10 @@ class CausalEmbedder:
     def logits(self, texts: Sequence[TextTokens]) -> Tensor:
         return wait_for(self.submit(texts, LOGITS))
 
+    @property
+    def driver(self) -> EngineDriver:
+        return self._driver
+
     def close(self) -> None:
         self._driver.close()
 
@@ -114,8 +117,8 @@ class CausalEmbedder:
     def _leaders(
         self, texts: Sequence[TextTokens], sequences: Sequence[EngineSequence], engine: Engine
     ) -> list[EngineSequence]:
-        """Returns the sequence that computes the common beginning, if there is one. The others wait for it, except those
-        whose length gives their tokens other angles."""
+        """Returns the sequence that computes the common beginning, if there is one. The others wait for it, except
+        those whose length gives their tokens other angles."""
         num_shared = common_prefix([text.tokens for text in texts])
         if len(texts) < 2 or not num_shared:
             return []

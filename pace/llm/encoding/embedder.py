@@ -10,6 +10,8 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from pace.llm.engine.driver import StepDriver
+
 Pooling = tuple[str, ...]
 """Names in `pace.ops.pooling.POOLINGS`; several are concatenated in this order."""
 
@@ -58,6 +60,11 @@ class Embedder(Protocol):
 
     def logits(self, texts: Sequence[TextTokens]) -> Tensor:
         """Returns `submit(texts, LOGITS).result()`. Cancels it if the wait is interrupted."""
+
+    @property
+    def driver(self) -> StepDriver:
+        """The thread that runs its steps, for servers: its turns, and whether it is well."""
+        ...
 
     def close(self) -> None:
         """Ends its thread and frees the model. What waits fails with a ValueError. Closing twice is harmless."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pace.llm.encoding.embedder import TextTokens
-from pace.llm.encoding.texts import Pair, fit_lengths, too_long
+from pace.llm.encoding.texts import Pair, TooLong, fit_lengths
 from pace.naming import check_text
 
 SYSTEM = (
@@ -55,7 +55,7 @@ class PairPrompt:
             tokens = self._whole(self._ids(_body(task, query, document)))
             if len(tokens) > self.max_length:
                 if not truncate:
-                    raise too_long(index, len(tokens), self.max_length)
+                    raise TooLong(index, len(tokens), self.max_length)
                 tokens = self._cut(task, query, document)
             found.append(TextTokens(tuple(tokens)))
         return found

@@ -1,4 +1,4 @@
-"""From pooled rows to vectors: Dense layers, the first dimensions, length 1."""
+"""Vectors of pooled rows: Dense layers, the first dimensions, length 1."""
 
 from __future__ import annotations
 

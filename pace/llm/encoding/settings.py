@@ -1,9 +1,9 @@
 """Reads the files of sentence-transformers in a checkpoint: what is done before and after its model.
 
-    modules.json                         the modules, in order: Transformer, Pooling, Dense, Normalize, LogitScore
+    modules.json                         the modules, in order
     config_sentence_transformers.json    prompts, the default prompt, dimensions
     sentence_bert_config.json            the maximum length of a text, lower case
-    1_Pooling/config.json  2_Dense/...   the settings of a module, and its weights
+    1_Pooling/config.json  2_Dense/...   settings and weights of a module
 
 Anything that is not implemented and would change a result is refused by name.
 """
@@ -152,7 +152,9 @@ def _check_in_and_out(path: Path, config: Mapping[str, Any]) -> None:
     """Raises NotImplementedError unless a module changes the pooled rows."""
     for name in _IN_AND_OUT:
         if config.get(name) not in (None, "sentence_embedding"):
-            raise NotImplementedError(f'{path}: {name} = {shown(config[name])} is not implemented; "sentence_embedding" is')
+            raise NotImplementedError(
+                f'{path}: {name} = {shown(config[name])} is not implemented; "sentence_embedding" is'
+            )
 
 
 def _read_pooling(path: Path) -> dict[str, Any]:
@@ -199,8 +201,7 @@ def _read_answers(path: Path) -> tuple[int, int | None]:
     config = _read_fields(path, ("true_token_id", "false_token_id", "module_input_name"))
     if config.get("module_input_name", "causal_logits") != "causal_logits":
         raise NotImplementedError(
-            f"{path}: module_input_name = {shown(config['module_input_name'])} is not implemented; "
-            '"causal_logits" is'
+            f'{path}: module_input_name = {shown(config["module_input_name"])} is not implemented; "causal_logits" is'
         )
     ids = [config.get(name) for name in ("true_token_id", "false_token_id")]
     if type(ids[0]) is not int or type(ids[1]) not in (int, type(None)) or min(ids[0], ids[1] or 0) < 0:

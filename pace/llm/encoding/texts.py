@@ -25,7 +25,7 @@ class TextEncoder:
 
     def __init__(self, tokenizer: Any, max_length: int, has_types: bool = False, lower_case: bool = False):
         """`max_length`: maximum number of tokens of a text or pair. `has_types`: True if the model distinguishes token
-        types. `lower_case`: True to turn texts into lower case, whatever the tokenizer does."""
+        types. `lower_case`: True to turn texts into lower case, also where the tokenizer does not."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise NotImplementedError(
@@ -61,7 +61,7 @@ class TextEncoder:
             for index, encoding in enumerate(self._backend.encode_batch(some), first):
                 if len(encoding.ids) > self.max_length:
                     if not truncate:
-                        raise too_long(index, len(encoding.ids), self.max_length)
+                        raise TooLong(index, len(encoding.ids), self.max_length)
                     encoding = self._truncated(inputs[index])
                 found.append(TextTokens(tuple(encoding.ids), self._types(encoding)))
         return found
@@ -76,7 +76,9 @@ class TextEncoder:
         encodings = [self._backend.encode(part, add_special_tokens=False) for part in parts]
         room = self.max_length - self._backend.num_special_tokens_to_add(len(parts) == 2)
         if room < len(parts):
-            raise ValueError(f"max_seq_len={self.max_length} has no room for a text next to the special tokens; raise it")
+            raise ValueError(
+                f"max_seq_len={self.max_length} has no room for a text next to the special tokens; raise it"
+            )
         lengths = fit_lengths([len(encoding.ids) for encoding in encodings], room)
         for encoding, length in zip(encodings, lengths):
             encoding.truncate(length, direction=self._direction)
@@ -96,11 +98,15 @@ def fit_lengths(lengths: list[int], room: int) -> list[int]:
     return [short, long] if lengths[0] <= lengths[1] else [long, short]
 
 
-def too_long(index: int, length: int, most: int) -> ValueError:
+class TooLong(ValueError):
     """The error for a text or pair with too many tokens."""
-    return ValueError(
-        f"text {index} has {length} tokens, more than the {most} of this model; shorten it, or pass truncate=True"
-    )
+
+    def __init__(self, index: int, length: int, most: int) -> None:
+        super().__init__(
+            f"text {index} has {length} tokens, more than the {most} of this model; shorten it, or pass truncate=True"
+        )
+        self.index = index
+        self.length = length
 
 
 def _copied(backend: Backend, lower_case: bool) -> Backend:

@@ -37,9 +37,10 @@ class Engine:
         max_seq_len: int | None = None,
         media_cache_bytes: int = MEDIA_CACHE_BYTES,
     ) -> None:
-        """`model` has `forward(batch)`, `final_rows(batch)`, `logits(rows)`, `vocab_size`, `max_position_embeddings`, `recompute_length`, `rope_regime`,
-        `kept_width` and `towers`. If it has any towers, also `encode(media)` and `angle_positions(media, start, end)`.
-        `scheduler` works on `cache`. `max_seq_len` is at most the model's."""
+        """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length`, `rope_regime`,
+        `kept_width` and `towers`. For sequences that take rows, also `final_rows(batch)` and `logits(rows)`. If it has
+        any towers, also `encode(media)` and `angle_positions(media, start, end)`. `scheduler` works on `cache`.
+        `max_seq_len` is at most the model's."""
         self.model = model
         self.ops = ops
         self.cache = cache

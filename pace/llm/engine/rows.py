@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch
-from pace.llm.sequence import Span
+from pace.llm.sequence import RowStrategy, Span
 
 
 def run_model(model: Any, batch: ForwardBatch, spans: list[Span]) -> Tensor:
@@ -38,6 +38,6 @@ def _give(rows: Tensor, span: Span) -> None:
                 f"the model's rows are not finite (NaN or inf) within the first {span.end} tokens; the weights may be "
                 "damaged, or the dtype too narrow: try dtype=float32"
             )
-        sequence.strategy.take(rows, span)
+        cast(RowStrategy, sequence.strategy).take(rows, span)
     except Exception as error:
         sequence.fail(error)

@@ -231,9 +231,7 @@ OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1
 """Stems of a model_type that differ from the class's stem."""
 
 
-def read_config(
-    raw: Any, media: bool = False, embeds: bool = False
-) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
+def read_config(raw: Any, media: bool = False, embeds: bool = False) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
     """Returns the class and the config of a checkpoint, from its parsed config.json. With `media`, the config has the
     towers for images and sound; otherwise it is the text part alone. With `embeds`, also reads configs of classifiers
     (`Qwen3ForSequenceClassification`); otherwise these and encoders are errors that name EmbeddingModel.

@@ -29,7 +29,7 @@ class ModelRunner(ABC):
 
     @abstractmethod
     def final_rows(self, batch: ForwardBatch) -> Tensor:
-        """Returns the rows of the final norm `[R, row_size]` that belong to `batch.logit_rows`, as `forward` without the
+        """Returns the rows of the final norm `[R, row_size]` that belong to `batch.logit_rows`: `forward` without the
         head."""
 
     @abstractmethod

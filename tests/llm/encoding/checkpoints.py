@@ -111,9 +111,7 @@ def write_modules(folder: Path, *modules: tuple[str, dict[str, Any] | None]) -> 
     listed = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
     for index, (kind, config) in enumerate(modules, 1):
         path = f"{index}_{kind}"
-        listed.append(
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        )
+        listed.append({"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"})
         if config is not None:
             write_json(folder / path / "config.json", config)
     write_json(folder / "modules.json", listed)

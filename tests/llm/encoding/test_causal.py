@@ -163,7 +163,10 @@ def test_common_prefixes_leave_a_token_of_each():
 def test_what_is_refused(embedder):
     for message, call in [
         ("text 0 has no tokens", lambda: embedder.submit([TextTokens(())], LAST)),
-        ("text 1 has 600 tokens, more than the 512", lambda: embedder.rows([TextTokens((1,)), TextTokens((1,) * 600)], LAST)),
+        (
+            "text 1 has 600 tokens, more than the 512",
+            lambda: embedder.rows([TextTokens((1,)), TextTokens((1,) * 600)], LAST),
+        ),
         ("token id 999", lambda: embedder.submit([TextTokens((999,))], LAST)),
         ("token type 1", lambda: embedder.submit([TextTokens((1,), (1,))], LAST)),
         ("no classifier", lambda: embedder.submit([TextTokens((1,))], LOGITS)),

@@ -52,7 +52,10 @@ def test_all_files_are_read(tmp_path):
 def test_forms_of_pooling(tmp_path):
     names = ["cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"]
     for config, expected in [
-        ({f"pooling_mode_{name}": True for name in reversed(names)}, "cls max mean mean_sqrt_len_tokens weightedmean lasttoken"),
+        (
+            {f"pooling_mode_{name}": True for name in reversed(names)},
+            "cls max mean mean_sqrt_len_tokens weightedmean lasttoken",
+        ),
         ({"pooling_mode_mean_tokens": False}, "mean"),
         ({"pooling_mode": "lasttoken"}, "lasttoken"),
         ({"pooling_mode": ["max", "cls"], "pooling_mode_mean_tokens": True}, "max cls"),
@@ -94,7 +97,10 @@ def test_what_is_refused_by_name(tmp_path):
         ("include_prompt = false", [("Pooling", POOLING | {"include_prompt": False})]),
         ("pooling_mode = 'first'", [("Pooling", {"pooling_mode": "first"})]),
         ("the field new = 3", [("Pooling", POOLING | {"new": 3})]),
-        ("module_input_name = 'token_embeddings'", [pooled, ("Dense", DENSE | {"module_input_name": "token_embeddings"})]),
+        (
+            "module_input_name = 'token_embeddings'",
+            [pooled, ("Dense", DENSE | {"module_input_name": "token_embeddings"})],
+        ),
         ("module_output_name = 'scores'", [pooled, ("Normalize", {"module_output_name": "scores"})]),
         ("activation_function = 'my.Tanh'", [pooled, ("Dense", DENSE | {"activation_function": "my.Tanh"})]),
         ("torch.nn.Softplus", [pooled, ("Dense", DENSE | {"activation_function": "torch.nn.Softplus"})]),
@@ -145,7 +151,10 @@ def test_damaged_values_name_their_file(tmp_path):
     (tmp_path / "modules.json").unlink()
     for content, message in [
         ({"prompts": ["a"]}, "prompts must map names to texts"),
-        ({"prompts": {"a": "b"}, "default_prompt_name": "c"}, r"default_prompt_name = 'c' is none of the prompts \(a\)"),
+        (
+            {"prompts": {"a": "b"}, "default_prompt_name": "c"},
+            r"default_prompt_name = 'c' is none of the prompts \(a\)",
+        ),
         ({"truncate_dim": 0}, "truncate_dim must be an integer of at least 1"),
     ]:
         write_json(tmp_path / "config_sentence_transformers.json", content)

@@ -1,4 +1,4 @@
-"""From pooled rows to vectors, against torch and by equal bits."""
+"""Vectors of pooled rows, against torch and by equal bits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_dense_layers_follow_their_settings(tmp_path, rows):
                     wanted = wanted + (rows if n == 48 else functional.linear(rows, tensors["residual.weight"]))
                 found = dense(ops, rows)
                 assert (found - wanted).abs().max() < 8 * TOLERANCE, settings
-                assert torch.equal(torch.cat([dense(ops, row[None]) for row in rows]), found)
+                alone = torch.cat([dense(ops, row[None]) for row in rows])
+                assert ops is reference or torch.equal(alone, found)
 
 
 def test_vectors_are_cut_and_have_length_1_again(rows):
