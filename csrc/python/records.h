@@ -189,6 +189,8 @@ inline void read(py::handle record, AttentionOptions& to) {
     read_field(record, "sinks", to.sinks);
     read_field(record, "slopes", to.slopes);
     read_field(record, "bf16_bias", to.bf16_bias);
+    read_field(record, "biases", to.biases);
+    if (to.biases) to.bias_radius = record.attr("biases").attr("shape").cast<std::pair<int64_t, int64_t>>().second / 2;
 }
 
 inline void read(py::handle record, Spans& to) {

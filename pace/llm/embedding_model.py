@@ -125,7 +125,8 @@ class EmbeddingModel:
         self._answers: Answers | None = None
         self._cannot_rank = self._find_answers(parts)
         self.can_rank = not self._cannot_rank
-        self._prompt = PairPrompt(tokenizer, self.max_length) if self._answers and tokenizer is not None else None
+        asks = self._answers is not None or settings.asks
+        self._prompt = PairPrompt(tokenizer, self.max_length) if asks and tokenizer is not None else None
 
     def _find_answers(self, parts: Parts) -> str:
         """Sets the tokens whose logits are scores, for a causal model. Returns why this model cannot rank, or ""."""

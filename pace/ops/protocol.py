@@ -98,6 +98,9 @@ class AttentionOptions:
     """float32 `[Hq]` (ALiBi): position p adds `slope * (j - p)` to its score of position j. Not with a softcap."""
     bf16_bias: bool = False
     """With slopes, positions add `scale * bf16(slope * bf16(j))` instead, where `bf16` rounds (Falcon)."""
+    biases: Tensor | None = None
+    """float32 `[Hq, 2 R + 1]`, R >= 0: position p adds `biases[h, R + d]` to its score of position j, where d is
+    `j - p` limited to `-R .. R` (T5's relative positions). Not with a softcap or with slopes."""
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
@@ -108,6 +111,8 @@ class AttentionOptions:
             raise ValueError(f"softcap must be positive (None is off); got {self.softcap}")
         if self.softcap is not None and self.slopes is not None:
             raise ValueError(f"scores with slopes have no softcap; got {self.softcap}")
+        if self.biases is not None and (self.softcap is not None or self.slopes is not None):
+            raise ValueError("scores with biases have no softcap and no slopes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,8 +192,8 @@ class ForwardOps(Protocol):
         """Returns `[S, K]`: one row for each text s, made of rows `starts[s] .. starts[s + 1]` of `x [T, K]`, for int32
         `starts [S + 1]` that ascend from 0 to T.
 
-        `pooling` is one of `POOLINGS`, over the n rows of a text: cls, its first row; lasttoken, its last; max, the
-        largest value of each column; mean; mean_sqrt_len_tokens, the sum divided by `sqrt(n)`; weightedmean, the mean
+        `pooling` is one of `POOLINGS`. "cls" is the first of the n rows of a text, "lasttoken" the last. "max" is the
+        largest value of each column. "mean_sqrt_len_tokens" is the sum divided by `sqrt(n)`. "weightedmean" is the mean
         with weights 1 to n. Sums are float32, in order. x may have any row stride.
 
         Raises ValueError for an unknown pooling and (`native`) for a text without rows."""

@@ -306,6 +306,10 @@ def attention(
                 scores += options.scale * (slopes * key_position.bfloat16()).bfloat16().to(q.dtype)
             else:
                 scores += slopes * (key_position - query_position)
+        if options.biases is not None:
+            radius = options.biases.shape[1] // 2
+            distances = (key_position - query_position).clamp(-radius, radius)
+            scores += options.biases.to(q.dtype)[:, radius + distances]
         hidden = key_position > (query_position if spans.newest is None else spans.newest[begin:end, None])
         if window is not None:
             oldest = query_position // window * window if options.chunked else query_position - window + 1

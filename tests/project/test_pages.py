@@ -256,9 +256,11 @@ def anchors(text: str) -> set[str]:
 
 
 def test_every_model_has_a_row():
+    from pace.llm.models.encoders.encoder_list import ENCODER_LIST, OF_THE_HUB
     from pace.llm.models.model_list import MODEL_LIST
 
-    assert set(re.findall(r"^\| `(\w+)` \| [A-Z]", PAGES["docs/models.md"], re.MULTILINE)) == set(MODEL_LIST)
+    rows = re.findall(r"^\| `(\w+)` \| [A-Z]", PAGES["docs/models.md"], re.MULTILINE)
+    assert set(rows) == {*MODEL_LIST, *ENCODER_LIST, *OF_THE_HUB}
 
 
 def test_what_is_said_to_be_refused_is_refused():

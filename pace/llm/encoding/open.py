@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.llm.encoding.causal import LAST, CausalEmbedder
 from pace.llm.encoding.embedder import Embedder, Pooling
 from pace.llm.encoding.load import open_encoder
@@ -92,19 +93,29 @@ def _parts(embedder: Embedder, model: Model, tokenizer: Any, checkpoint: Checkpo
     if checkpoint.gguf is None:
         layers = make_layers(model.ops, size * len(pooling), settings.after)
     else:  # a file does not say whether its vectors are normalised; llama.cpp does it
-        layers = [*(dense_of(model.ops, checkpoint.gguf.dense(name)) for name in _dense_names(checkpoint)), None]
+        layers = [*_dense_layers(model.ops, checkpoint.gguf, size), None]
     return Parts(embedder, model, tokenizer, checkpoint.config, settings, pooling, layers)
 
 
 def _settings_of(checkpoint: Checkpoint) -> EncodingSettings:
     if checkpoint.gguf is None:
         return read_settings(checkpoint.path)
-    pooling = getattr(checkpoint.gguf, "pooling", None)
-    return EncodingSettings(pooling=pooling and (pooling,))
+    file = checkpoint.gguf
+    return EncodingSettings(pooling=file.pooling and (file.pooling,), asks=file.asks)
 
 
-def _dense_names(checkpoint: Checkpoint) -> list[str]:
-    return getattr(checkpoint.gguf, "after_pooling", [])
+def _dense_layers(ops: Ops, file: GgufCheckpoint, size: int) -> list[Dense]:
+    """The matrices of a GGUF file that apply to pooled rows of `size` floats. Raises ValueError if they do not fit."""
+    layers = []
+    for name in file.after_pooling:
+        weight = file.dense(name)
+        if weight.shape[1] != size:
+            raise ValueError(
+                f"{file.path}: {name} is for rows of {weight.shape[1]} floats, but the rows before have {size}"
+            )
+        layers.append(dense_of(ops, weight))
+        size = layers[-1].size
+    return layers
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:

@@ -76,6 +76,8 @@ class EncodingSettings:
     """What is done with pooled rows, in order."""
     answers: tuple[int, int | None] | None = None
     """Ids of the tokens whose logits are the score of a pair: the first less the second, if there is one."""
+    asks: bool = False
+    """True if a classifier scores pairs in the prompt of `answers`."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     truncate_dim: int | None = None

@@ -116,6 +116,17 @@ def flag(default: bool) -> Any:
     return declared(default, read)
 
 
+def choice(default: str, values: tuple[str, ...]) -> Any:
+    """One of some strings."""
+
+    def read(value: Any) -> str:
+        if value not in values:
+            raise ValueError(f"one of {', '.join(values)}")
+        return value
+
+    return declared(default, read)
+
+
 def activation(default: str) -> Any:
     """The name of an activation, converted to the name in `pace.ops`."""
     return declared(default, read_activation)

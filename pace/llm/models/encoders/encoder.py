@@ -136,6 +136,8 @@ class PooledRows:
 
     def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
         x = self.encoder.compute(ops, batch, angles)
+        if self.head is not None:
+            x = self.head.prepare(ops, x)
         pooled = [ops.pool(x, batch.spans.query_start, name) for name in self.pooling]
         rows = reduce(ops.concatenate, pooled)
         return rows if self.head is None else self.head(ops, rows)

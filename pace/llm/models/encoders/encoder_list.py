@@ -6,6 +6,14 @@ from typing import Any
 
 from pace.llm.models.encoders.bert import BertModel, DistilBertModel, ElectraModel, RobertaModel, XLMRobertaModel
 from pace.llm.models.encoders.encoder import CLASSIFIER, Encoder, EncoderConfig
+from pace.llm.models.encoders.eurobert import EuroBertModel
+from pace.llm.models.encoders.gemma_embedding import GemmaEmbeddingModel
+from pace.llm.models.encoders.gte import GteModel, NewModel
+from pace.llm.models.encoders.jina_v3 import JinaEmbeddingsV3Model, RotaryXLMRobertaModel
+from pace.llm.models.encoders.modern_bert import ModernBertModel
+from pace.llm.models.encoders.mpnet import MPNetModel
+from pace.llm.models.encoders.nomic_bert import NomicBertModel
+from pace.llm.models.encoders.ultrabert import UltrabertModel
 from pace.naming import shown
 
 ENCODER_LIST: dict[str, type[Encoder]] = {
@@ -13,10 +21,22 @@ ENCODER_LIST: dict[str, type[Encoder]] = {
     "CamembertModel": XLMRobertaModel,
     "DistilBertModel": DistilBertModel,
     "ElectraModel": ElectraModel,
+    "EuroBertModel": EuroBertModel,
+    "Gemma3TextModel": GemmaEmbeddingModel,
+    "GteModel": GteModel,
+    "JinaEmbeddingsV3Model": JinaEmbeddingsV3Model,
+    "MPNetModel": MPNetModel,
+    "ModernBertModel": ModernBertModel,
+    "NomicBertModel": NomicBertModel,
     "RobertaModel": RobertaModel,
+    "UltrabertModel": UltrabertModel,
     "XLMRobertaModel": XLMRobertaModel,
 }
 """Name of the bare encoder in transformers -> its class. `ENDINGS` are other architectures of the same encoder."""
+
+OF_THE_HUB: dict[str, type[Encoder]] = {"NewModel": NewModel, "XLMRobertaModel": RotaryXLMRobertaModel}
+"""The same for checkpoints with code of their own on the Hub. These are asked first whether a config.json describes
+them, as a name may be that of another encoder in transformers."""
 
 ENDINGS = (CLASSIFIER, "ForMaskedLM", "ForPreTraining", "Model")
 """Ends of the architectures whose checkpoints hold an encoder. A head for masked words is left out."""
@@ -25,11 +45,12 @@ ENDINGS = (CLASSIFIER, "ForMaskedLM", "ForPreTraining", "Model")
 def find_encoder(raw: Any) -> type[Encoder] | None:
     """Returns the class of the encoder that a parsed config.json describes; None for any other model."""
     names = _names(raw)
-    known = {_stem(name): encoder for name, encoder in ENCODER_LIST.items()}
-    for name in names:
-        encoder = known.get(_stem(name))
-        if encoder is not None and encoder.describes(raw):
-            return encoder
+    for known in (OF_THE_HUB, ENCODER_LIST):
+        by_stem = {_stem(name): encoder for name, encoder in known.items()}
+        for name in names:
+            encoder = by_stem.get(_stem(name))
+            if encoder is not None and encoder.describes(raw):
+                return encoder
     return None
 
 

@@ -1,6 +1,6 @@
 """Classifiers of encoders: the logits of labels from a pooled row of a text.
 
-The matrices of a head stay floats, whatever the QuantizationConfig.
+No QuantizationConfig quantises the matrices of a head.
 """
 
 from __future__ import annotations
@@ -40,3 +40,28 @@ class Head(Layer):
 
     def __call__(self, ops: ForwardOps, x: Tensor) -> Tensor:
         return self.output(ops, self.norm(ops, self.dense(ops, x, self.activation)))
+
+    def prepare(self, ops: ForwardOps, x: Tensor) -> Tensor:
+        """Returns what is pooled, computed from the rows of all tokens `x [T, hidden]`."""
+        return x
+
+
+class LateHead(Head):
+    """`output(pooled(activation(dense(x))))` of the rows of all tokens."""
+
+    def prepare(self, ops: ForwardOps, x: Tensor) -> Tensor:
+        return self.dense(ops, x, self.activation)
+
+    def __call__(self, ops: ForwardOps, x: Tensor) -> Tensor:
+        return self.output(ops, x)
+
+
+class PlainHead(Head):
+    """`output(x)` of pooled rows `x [S, hidden]`."""
+
+    def __init__(self, output: str, hidden_size: int, num_labels: int, pooling: tuple[str, ...] = ("cls",)):
+        self.output = FloatLinear({output: num_labels}, hidden_size, bias=True)
+        self.pooling = pooling
+
+    def __call__(self, ops: ForwardOps, x: Tensor) -> Tensor:
+        return self.output(ops, x)
