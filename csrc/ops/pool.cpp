@@ -16,7 +16,8 @@ constexpr int64_t kBand = 128;  // columns of a chunk: 8 cache lines of each row
 
 // y [k] = (sum over rows r of weight(r) * x[r]) / divisor.
 template <class Weight>
-void sum_rows(const float* x, int64_t x_stride, int64_t rows, int64_t k, float* y, float divisor, const Weight& weight) {
+void sum_rows(const float* x, int64_t x_stride, int64_t rows, int64_t k, float* y, float divisor,
+              const Weight& weight) {
     float totals[kBand] = {};
     for (int64_t r = 0; r < rows; ++r, x += x_stride) {
         const float factor = weight(r);

@@ -152,8 +152,8 @@ void bind_program(py::module_& m) {
         .def("place_rows", &Program::place_rows)
         .def("gather_rows", &Program::gather_rows)
         .def("keep_rows", &Program::keep_rows)
-        .def("pool", [](Program& program, Value out, Columns x,
-                        pace::NamedPooling name) { program.pool(out, x, name.kind); })
+        .def("pool",
+             [](Program& program, Value out, Columns x, pace::NamedPooling name) { program.pool(out, x, name.kind); })
         .def("concatenate", &Program::concatenate)
         .def("add", &Program::add)
         .def("activation", &Program::activation)

@@ -84,7 +84,7 @@ inline Activation find_activation(py::handle name) {
     static const std::map<std::string, Activation> kNames = {
         {"silu", Activation::Silu},          {"gelu", Activation::Gelu},          {"gelu_new", Activation::GeluTanh},
         {"gelu_tanh", Activation::GeluTanh}, {"gelu_fast", Activation::GeluTanh}, {"quick_gelu", Activation::QuickGelu},
-        {"relu", Activation::Relu},          {"relu2", Activation::Relu2},       {"tanh", Activation::Tanh}};
+        {"relu", Activation::Relu},          {"relu2", Activation::Relu2},        {"tanh", Activation::Tanh}};
     const auto found = kNames.find(py::str(name));
     if (found == kNames.end()) {
         std::string known;
@@ -221,8 +221,8 @@ struct NamedPooling {
 };
 
 inline void read(py::handle name, NamedPooling& to) {
-    static const char* const kNames[] = {"cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean",
-                                         "lasttoken"};  // in the order of Pooling
+    static const char* const kNames[] = {"cls",          "max",      "mean", "mean_sqrt_len_tokens",
+                                         "weightedmean", "lasttoken"};  // in the order of Pooling
     const std::string wanted = py::str(name);
     for (int i = 0; i < int(std::size(kNames)); ++i) {
         if (wanted == kNames[i]) return void(to.kind = Pooling(i));

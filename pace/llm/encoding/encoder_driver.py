@@ -25,8 +25,8 @@ class EncoderDriver:
     texts that raise it alone. After `fork()`, work in flight belongs to the parent, and is cancelled in the child."""
 
     def __init__(self, runner: EncoderRunner, max_length: int | None = None, max_tokens: int = MAX_TOKENS):
-        """`max_length`: maximum number of tokens of a text; None for the encoder's own, at most MAX_LENGTH. `max_tokens`
-        of a step."""
+        """`max_length`: maximum number of tokens of a text; None for the encoder's own, at most MAX_LENGTH.
+        `max_tokens`: those of a step."""
         encoder = runner.encoder
         self.encoder: Encoder | None = encoder
         """None after `close`."""

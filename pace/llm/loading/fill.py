@@ -66,9 +66,7 @@ class TensorReader(Protocol):
         """Lets single rows of a tensor be read at any time, also after the files are closed."""
 
 
-def load_weights(
-    model: Model, reader: TensorReader, workers: int, progress: Callable[[int], object]
-) -> None:
+def load_weights(model: Model, reader: TensorReader, workers: int, progress: Callable[[int], object]) -> None:
     """Fills every weight of a model from a checkpoint, `workers` pieces at a time; `progress` is called with the bytes
     of each piece.
 

@@ -40,9 +40,7 @@ class StoredQuantized(NamedTuple):
     order: Tensor | None
 
 
-def plan_layout(
-    model: Model, reader: TensorReader
-) -> tuple[dict[str, str], dict[str, list[WeightTarget]]]:
+def plan_layout(model: Model, reader: TensorReader) -> tuple[dict[str, str], dict[str, list[WeightTarget]]]:
     """Decides how each matrix is stored, from the checkpoint's contents and `model.quantize`; allocates nothing.
     Returns the result of `match_names`, and the targets of the model's tensors. Raises ValueError if the tensors do not
     match the config."""

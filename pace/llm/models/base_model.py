@@ -217,7 +217,6 @@ class BaseModelForCausalLM(Model):
         )
 
 
-
 def _each(cache: LayerCache | tuple[LayerCache, ...]) -> tuple[LayerCache, ...]:
     """The caches of a layer; usually one."""
     return cache if isinstance(cache, tuple) else (cache,)

@@ -22,6 +22,7 @@ from tests.support import exit_code_in_fork
 pytest.importorskip("transformers")
 
 MEAN = ("mean",)
+CLOSED = "closed; load it again with EmbeddingModel"
 
 
 @pytest.fixture(scope="module")
@@ -128,11 +129,14 @@ def test_closing_fails_what_waits_and_frees_the_model(folder):
     gate.is_open.set()
     closing.join(60)
     assert first.result(0).shape == (1, 32)
-    for call in (lambda: second.result(0), lambda: driver.rows([TextTokens((1,))], MEAN), driver.metrics):
-        with pytest.raises(ValueError, match=r"closed; load it again with EmbeddingModel"):
-            call()
+    with pytest.raises(ValueError, match=CLOSED):
+        second.result(0)
+    with pytest.raises(ValueError, match=CLOSED):
+        driver.rows([TextTokens((1,))], MEAN)
+    with pytest.raises(ValueError, match=CLOSED):
+        driver.metrics()
     driver.close()
-    del driver, gate, closing, call
+    del driver, gate, closing
     gc.collect()
     assert encoder() is None
 

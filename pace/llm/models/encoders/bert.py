@@ -167,6 +167,7 @@ class BertModel(Encoder):
 
 @dataclass(frozen=True, kw_only=True)
 class RobertaConfig(BertConfig):
+    vocab_size: int = count(50265)
     pad_token_id: int | tuple[int, ...] | None = token_ids(1)
 
     def check(self) -> None:
@@ -186,7 +187,7 @@ class RobertaConfig(BertConfig):
 
 
 class RobertaModel(BertModel):
-    """RoBERTa, XLM-RoBERTa and CamemBERT. Positions are counted from `padding + 1`, without tokens of padding, whose
+    """Positions are counted from `padding + 1`, without tokens of padding, whose
     position is `padding`."""
 
     Config = RobertaConfig
@@ -206,6 +207,17 @@ class RobertaModel(BertModel):
 
     def make_head(self) -> Head:
         return self.head_of("classifier.dense", "tanh", "classifier.out_proj")
+
+
+@dataclass(frozen=True, kw_only=True)
+class XLMRobertaConfig(RobertaConfig):
+    vocab_size: int = count(30522)
+
+
+class XLMRobertaModel(RobertaModel):
+    """XLM-RoBERTa and CamemBERT."""
+
+    Config = XLMRobertaConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pace.llm.models.encoders.bert import BertModel, DistilBertModel, ElectraModel, RobertaModel
+from pace.llm.models.encoders.bert import BertModel, DistilBertModel, ElectraModel, RobertaModel, XLMRobertaModel
 from pace.llm.models.encoders.encoder import CLASSIFIER, Encoder, EncoderConfig
 from pace.llm.models.encoders.eurobert import EuroBertModel
 from pace.llm.models.encoders.gemma_embedding import GemmaEmbeddingModel
@@ -18,7 +18,7 @@ from pace.naming import shown
 
 ENCODER_LIST: dict[str, type[Encoder]] = {
     "BertModel": BertModel,
-    "CamembertModel": RobertaModel,
+    "CamembertModel": XLMRobertaModel,
     "DistilBertModel": DistilBertModel,
     "ElectraModel": ElectraModel,
     "EuroBertModel": EuroBertModel,
@@ -30,7 +30,7 @@ ENCODER_LIST: dict[str, type[Encoder]] = {
     "NomicBertModel": NomicBertModel,
     "RobertaModel": RobertaModel,
     "UltrabertModel": UltrabertModel,
-    "XLMRobertaModel": RobertaModel,
+    "XLMRobertaModel": XLMRobertaModel,
 }
 """Name of the bare encoder in transformers -> its class. `ENDINGS` are other architectures of the same encoder."""
 

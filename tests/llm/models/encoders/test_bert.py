@@ -100,7 +100,7 @@ def test_what_is_refused(fields, kind, message):
 
 def test_an_encoder_is_found_by_architecture_or_model_type():
     for raw in ({"architectures": ["XLMRobertaForSequenceClassification"]}, {"model_type": "xlm-roberta"}):
-        assert find_encoder(raw).__name__ == "RobertaModel"
+        assert find_encoder(raw).__name__ == "XLMRobertaModel"
     for raw in ({"architectures": ["LlamaForCausalLM"]}, {"model_type": "gpt2"}, {}, {"architectures": 3}, []):
         assert find_encoder(raw) is None
 
