@@ -225,7 +225,7 @@ ADDED_KEYS = [
     "expert_used_count", "expert_gating_func", "expert_weights_norm", "expert_weights_scale", "expert_group_count",
     "leading_dense_block_count", "attention.kv_lora_rank", "attention.sliding_window", "attention.causal", "something",
     "ssm.inner_size", "ssm.group_count", "full_attention_interval", "attention.recurrent_layers", "pooling_type",
-    "classifier.output_labels", "classifier.pooling_type", "hidden_act", "dense_2_feat_in",
+    "classifier.output_labels", "classifier.pooling_type", "hidden_activation", "dense_2_feat_in",
 ]  # fmt: skip
 
 

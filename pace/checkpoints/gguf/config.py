@@ -62,7 +62,7 @@ OTHER_KEYS = {
     *("attention.recurrent_layers", "full_attention_interval", "ssm.inner_size", "moe_latent_size"),
     "kda.gate_lower_bound",
     *("n_deepstack_layers", "vocab_size", "tensor_data_layout"),
-    *("pooling_type", "classifier.pooling_type", "classifier.output_labels", "hidden_act"),
+    *("pooling_type", "classifier.pooling_type", "classifier.output_labels", "hidden_activation"),
     *(f"{dense}_feat_{end}" for dense in DENSE for end in ("in", "out")),
 }
 """Further keys that are read, or that change nothing."""

@@ -96,7 +96,7 @@ def modern_bert(fields: Fields, keys: Keys) -> Fields:
     if pooling not in (MEAN, CLS):
         raise keys.refused(f"{keys.prefix}classifier.pooling_type = {pooling} is not implemented; {MEAN} and {CLS} are")
     found = rotations(classified("ModernBert")(fields, keys), local) | {
-        "hidden_activation": keys.text("hidden_act", "gelu"),
+        "hidden_activation": keys.text("hidden_activation", "gelu"),
         "classifier_pooling": "mean" if pooling == MEAN else "cls",
         "classifier_bias": keys.has_tensor("head.dense.bias"),
     }

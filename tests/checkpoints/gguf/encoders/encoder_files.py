@@ -137,7 +137,7 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
             writer.add_sliding_window_pattern(period)
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
         writer.add_vocab_size(config["vocab_size"])
-        writer.add_string("modern-bert.hidden_act", config["hidden_activation"])
+        writer.add_string("modern-bert.hidden_activation", config["hidden_activation"])
         writer.add_uint32("modern-bert.classifier.pooling_type", POOLINGS[config["classifier_pooling"]])
     is_classifier = config["architectures"][0].endswith("ForSequenceClassification")
     if is_classifier and (labels := config.get("id2label")):
