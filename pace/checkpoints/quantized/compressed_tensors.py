@@ -9,8 +9,10 @@ blocks.
     naive-quantized   either of the two above
 
     mxfp4-pack-quantized     E2M1 in groups of 32 with E8M0 scales, see mxfp4.py
+
     mxfp6-pack-quantized     E2M3, see mxfp6.py
     mxfp8-quantized          E4M3, as float-quantized
+
     nvfp4-pack-quantized     E2M1 in groups of 16 with E4M3 scales, see nvfp4.py
 
     weight_scale        [1], [N, 1], [N, G] or [ceil(N / B0), ceil(K / B1)]
@@ -151,7 +153,7 @@ class CompressedTensors(Method):
             )
 
     def _packed(self, source: StoredTensors, module: str) -> StoredMatrix:
-        """A matrix of small integers or floats. Dtypes and shapes of its codes and scales tell which."""
+        """A matrix of small integers or floats. Dtypes and shapes of its codes and scales show which."""
         dtype, packed = source.tensors[f"{module}.weight_packed"]
         scale_dtype, scales = source.tensors.get(f"{module}.weight_scale", (None, ()))
         if scale_dtype == torch.float8_e4m3fn:

@@ -4,12 +4,14 @@
 
     FP8                          weight float8_e4m3fn [N, K], weight_scale [] or [1]
     FP8_PER_CHANNEL_PER_TOKEN    the same, weight_scale [N]
+
     FP8_PB_WO                    the same, weight_scale [N / 128, 1, K / 128, 1]
+
     MXFP8                        the same, weight_scale uint8 [N, K / 32], exponents (E8M0)
 
     MIXED_PRECISION              any of these, by module
 
-The shapes of a module's tensors tell which it has. The settings are in config.json, or in hf_quant_config.json under
+The shapes of a module's tensors show which it has. The settings are in config.json, or in hf_quant_config.json under
 `quantization`. Scales of activations are not used.
 
 Source: the code of vLLM, https://github.com/vllm-project/vllm"""
