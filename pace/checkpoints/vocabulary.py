@@ -121,9 +121,7 @@ def _template(
     def specials(tokens: Sequence[Token], kind: int = 0) -> list[dict[str, Any]]:
         return [{"SpecialToken": {"id": name, "type_id": kind}} for name, _ in tokens]
 
-    first, second = (
-        {"Sequence": {"id": which, "type_id": kind}} for which, kind in (("A", 0), ("B", second_type))
-    )
+    first, second = ({"Sequence": {"id": which, "type_id": kind}} for which, kind in (("A", 0), ("B", second_type)))
     used = [*before, *after, *middle]
     return {
         "type": "TemplateProcessing",

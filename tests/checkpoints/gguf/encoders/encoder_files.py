@@ -185,8 +185,8 @@ def without_marks(name: str, is_special: bool) -> str:
 
 
 def charsmap(changes: dict[str, str]) -> bytes:
-    """A table of sentencepiece that replaces characters by others: a double array of bytes, which are XORed to the
-    offset of a node, and the replacements."""
+    """A table of sentencepiece that replaces characters by others. It is a double array, in which the bytes of a
+    character are XORed to the offset of a node, and the replacements."""
     tree: dict = {}
     texts, starts = b"", {}
     for source, target in changes.items():

@@ -19,7 +19,26 @@ from tests.checkpoints.gguf.test_tokenizer import STRANGE, file_with, put, rando
 from tests.llm.text.tokenizer_zoo import byte_level
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = ["the", "fox", "naive", "caf", "##e", "##s", "##x", "a", "b", "##c", ",", "!", "don", "'", "t", "日", "12", "##3"]
+WORDS = [
+    "the",
+    "fox",
+    "naive",
+    "caf",
+    "##e",
+    "##s",
+    "##x",
+    "a",
+    "b",
+    "##c",
+    ",",
+    "!",
+    "don",
+    "'",
+    "t",
+    "日",
+    "12",
+    "##3",
+]
 CAPITALS = ["The", "Fox", "A", "##X", "é", "##é"]
 PIECES = ["▁", "▁the", "▁fox", "the", "f", "o", "x", "a", "▁a", "b", "c", ",", "!", "日本", "é", "s", "1", "2", "▁12"]
 TEXTS = [*STRANGE, *random_texts(40), "The foxes, a café!", "Fox  FOXES\tthe naïve [MASK]!", "the <mask> fox", "①②Ａ"]
@@ -117,7 +136,7 @@ def test_fillers_leave_the_score_of_unknown_characters(tmp_path):
 
 
 def test_pairs_of_byte_level_vocabularies(tmp_path):
-    """RoBERTa's have two tokens between texts, ModernBERT's have one, whatever its key says."""
+    """RoBERTa's have two tokens between texts. ModernBERT's have one, also if the key says two."""
     state = json.loads(byte_level().backend_tokenizer.to_str())
 
     def add(pre):
