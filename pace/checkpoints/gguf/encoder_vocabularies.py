@@ -130,8 +130,8 @@ def _charsmap(metadata: Metadata) -> dict[str, Any] | None:
 
 def encoder_ends(metadata: Metadata, texts: list[str], ids: dict[str, int | None]) -> dict[str, Any] | None:
     """Post-processor of an encoder, which puts tokens around texts and pairs. `ids`: those of "bos", "eos" and
-    "seperator". In WordPiece, texts have both ends, also if keys say otherwise, and the second text of a pair has type 1.
-    Raises ValueError if a vocabulary lacks one."""
+    "seperator". In WordPiece, texts have both ends, also if keys say otherwise, and the second text of a pair has type
+    1. Raises ValueError if such a vocabulary lacks one."""
 
     def token(name: str) -> list[Token]:
         return [] if ids[name] is None else [(texts[ids[name]], ids[name])]

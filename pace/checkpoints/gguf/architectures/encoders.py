@@ -1,6 +1,6 @@
 """Architectures of GGUF files of encoders.
 
-Files of BERT also hold RoBERTa, XLM-R, CamemBERT and DistilBERT. Their position tables begin with the row of the first
+Files of BERT also hold RoBERTa, XLM-R and DistilBERT. Their position tables begin with the row of the first
 token, so all of them count positions from 0. DistilBERT has no token types, which is its only difference from a BERT.
 
 The converter drops the pooler of a BERT. A cross-encoder without one is refused: its scores would be wrong. The
