@@ -132,9 +132,8 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_freq_base(theta)
     if family == "modernbert":
         writer.add_sliding_window(config["local_attention"])
-        if config["layer_types"][:3] != ["full_attention", "sliding_attention", "sliding_attention"]:
-            period = config["layer_types"].index("full_attention", 1)
-            writer.add_sliding_window_pattern(period)
+        if "full_attention" in config["layer_types"][1:3]:  # three is the default
+            writer.add_sliding_window_pattern(config["layer_types"].index("full_attention", 1))
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
         writer.add_vocab_size(config["vocab_size"])
         writer.add_string("modern-bert.hidden_activation", config["hidden_activation"])
