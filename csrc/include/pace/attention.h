@@ -78,7 +78,7 @@ struct AttentionOptions {
     const float* slopes = nullptr;
     bool bf16_bias = false;
     // [query_heads][2 * bias_radius + 1], or null. A score of position j for a row at p adds element bias_radius + d of
-    // its head, where d is j - p limited to -bias_radius .. bias_radius; without softcap and slopes.
+    // its head. d is j - p, limited to -bias_radius .. bias_radius. Without softcap and slopes.
     const float* biases = nullptr;
     int64_t bias_radius = 0;
 

@@ -72,8 +72,8 @@ def attention(
 
 
 def check_vectors_of_heads(options: AttentionOptions, heads: int) -> None:
-    """Raises ValueError for sinks or slopes that do not have a number for each query head, or biases that do not have
-    an odd number of them."""
+    """Raises ValueError for sinks or slopes that do not have a number for each query head. The same for biases without
+    an odd number for each."""
     for name in ("sinks", "slopes"):
         if (vector := getattr(options, name)) is not None:
             check_vector(name, vector, heads)

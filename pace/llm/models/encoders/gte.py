@@ -47,8 +47,8 @@ class NewConfig(GteConfig):
 
 
 def without_ntk(fields: dict[str, Any], head_dim: int) -> dict[str, Any]:
-    """Returns the fields with `rope_scaling` of type "ntk" as one of type "linear", which has the same frequencies:
-    those of the base times the factor f, divided by `f ** (2 / head_dim)`."""
+    """Returns the fields with `rope_scaling` of type "ntk" as one of type "linear". Its frequencies are those of the
+    base times the factor f, divided by `f ** (2 / head_dim)`."""
     scaling = fields.get("rope_scaling")
     if not isinstance(scaling, dict) or scaling.get("rope_type", scaling.get("type")) != "ntk":
         return fields
