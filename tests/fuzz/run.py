@@ -28,6 +28,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # OpenMP threads do not survive fork
@@ -35,17 +36,19 @@ os.environ["OMP_NUM_THREADS"] = "1"  # OpenMP threads do not survive fork
 import torch
 
 from pace.checkpoints.gguf.blocks import BLOCK_TYPES
-from pace.llm import LLMModel, SamplingConfig
+from pace.llm import EmbeddingModel, LLMModel, SamplingConfig
 from pace.llm.encoding.embedder import TextTokens
-from pace.llm.encoding.load import open_encoder
 from pace.llm.layers import Layer, Linear
 from pace.llm.layers.base import Vectors
-from pace.llm.loading.checkpoint import read_config_json
+from pace.llm.loading.checkpoint import Checkpoint, read_config_json
+from pace.llm.loading.find import find_checkpoint
 from pace.llm.loading.load import load_model
+from pace.llm.loading.model import fill_model, make_encoder
 from pace.llm.loading.options import LoadOptions
 from pace.llm.models.encoders.encoder_list import find_encoder
 from pace.llm.models.model import Model
 from pace.memory import resident_bytes
+from pace.ops import native
 from pace.ops.blocks import BlockRows
 from pace.ops.weight_layout import CODES, GRIDS, SUPER_BLOCK, QuantizedRows, WeightLayout, parts_of
 from tests.fuzz.checkpoints import healthy_checkpoints, write
@@ -53,8 +56,6 @@ from tests.fuzz.mutate import make_case
 
 DOCUMENTED = (ValueError, TypeError, FileNotFoundError, NotImplementedError, PermissionError)
 CASE_SECONDS = 30
-PLAIN = {"dtype": torch.float32, "num_threads": 1, "progress": False}
-"""Options of loading."""
 # The tiny checkpoints need about 1 MB. Parsing the largest allowed config or tokenizer may take some 100 MB.
 MAX_GROWTH_BYTES = 300 << 20
 # The engine reserves address space for its cache, up to half of the machine's memory. Beyond twice all memory, an
@@ -95,22 +96,44 @@ def run_case(seed: int, checkpoints: dict, folder: Path) -> tuple[str, str]:
 
 
 def generate(case: Path) -> str:
-    """Loads and generates, or encodes. The loaded weights must not depend on the earlier contents of their memory."""
-    if find_encoder(read_config_json(case)):
-        driver = open_encoder(LoadOptions(case, **PLAIN)).driver
-        driver.rows([TextTokens((1, 2, 3))], ("mean",))
-        driver.close()
+    """Loads, and generates or embeds. The loaded weights must not depend on the earlier contents of their memory."""
+    path = find_checkpoint(case)
+    if find_encoder(read_config_json(path)) is None:
+        generate_tokens(case)
+        load = lambda: load_model(LoadOptions(case, dtype=torch.float32, num_threads=1, progress=False))
     else:
-        with LLMModel(case, **PLAIN) as model:
-            inputs = [1, 2, 3] if model.tokenizer is None or len(model.tokenizer) > model.config.vocab_size else "hello"
-            model.generate(inputs, SamplingConfig(max_new_tokens=2, do_sample=False))
-    first, second = (poisoned_bits(case, poison) for poison in (0.0, 7.5))
+        embed_text(case)
+        load = lambda: load_encoder(path)
+    first, second = (poisoned_bits(load, poison) for poison in (0.0, 7.5))
     if first != second:
         return "FAIL: weights were left as they were before loading"
     return "loaded"
 
 
-def poisoned_bits(case: Path, poison: float) -> list[bytes]:
+def generate_tokens(case: Path) -> None:
+    with LLMModel(case, dtype=torch.float32, num_threads=1, progress=False) as model:
+        inputs = [1, 2, 3] if model.tokenizer is None or len(model.tokenizer) > model.config.vocab_size else "hello"
+        model.generate(inputs, SamplingConfig(max_new_tokens=2, do_sample=False))
+
+
+def embed_text(case: Path) -> None:
+    with EmbeddingModel(case, dtype=torch.float32, num_threads=1, progress=False) as model:
+        texts = [TextTokens((1, 2, 3))]
+        if model.tokenizer is not None and len(model.tokenizer) <= model.embedder.vocab_size:
+            texts = model.tokenize("hello")
+        model.embed_tokens(texts)
+        if model.num_labels:
+            model.logits_of(texts)
+
+
+def load_encoder(path: Path) -> Model:
+    checkpoint = Checkpoint(path)
+    model = make_encoder(checkpoint, torch.float32, native, None)
+    fill_model(model, checkpoint, 1, False)
+    return model
+
+
+def poisoned_bits(load: Callable[[], Model], poison: float) -> list[bytes]:
     """The bits of all weights, loaded into memory that was filled with `poison`."""
     allocate = Model.allocate
 
@@ -122,11 +145,9 @@ def poisoned_bits(case: Path, poison: float) -> list[bytes]:
             elif isinstance(layer, Linear):
                 poison_matrix(ops, layer.weight, poison)
 
-    options = LoadOptions(case, **PLAIN)
     Model.allocate = allocate_poisoned
     try:
-        is_encoder = find_encoder(read_config_json(case))
-        model = open_encoder(options).driver.encoder if is_encoder else load_model(options)
+        model = load()
     finally:
         Model.allocate = allocate
     vectors = [layer.values for layer in all_layers(model) if isinstance(layer, Vectors) and layer.values is not None]

@@ -70,7 +70,7 @@ def put(key, value, kind):
         (lambda writer: writer.add_tensor("blk.0.ffn_gate_exps.weight", torch.ones(2, 3).numpy()), ValueError,
          r"unexpected \(1\): model\.layers\.0\.mlp\.experts\.gate_proj\.weight"),
         (put("tokenizer.ggml.model", "rwkv", "string"), NotImplementedError,
-         "a tokenizer of type 'rwkv', .*implemented: gpt2, llama, gemma4, bert, t5. Give tokenizer_name_or_path"),
+         "a tokenizer of type 'rwkv', .*implemented: gpt2, llama, gemma4, .*Give tokenizer_name_or_path"),
         (put("tokenizer.ggml.model", "gpt2", "string"), ValueError, "has no tokenizer.ggml.tokens"),
     ],
 )  # fmt: skip
