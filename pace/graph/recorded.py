@@ -128,7 +128,7 @@ def place_rows_(x: Rows, rows: GivenColumns, at: GivenPlaces, add: bool) -> None
 
 @dataclass(eq=False)
 class Pool(Instruction):
-    """out = one row for each span of the step, which must have as many logit rows."""
+    """out = one row for each span of the step. The step must have one logit row for each span."""
 
     operations = ("pool",)
     operator = "norm"

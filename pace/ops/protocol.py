@@ -187,8 +187,8 @@ class ForwardOps(Protocol):
         """Returns `[S, K]`: one row for each text s, made of rows `starts[s] .. starts[s + 1]` of `x [T, K]`, for int32
         `starts [S + 1]` that ascend from 0 to T.
 
-        `pooling` is one of `POOLINGS`, over the n rows of a text: cls, its first row; lasttoken, its last; max, the
-        largest value of each column; mean; mean_sqrt_len_tokens, the sum divided by `sqrt(n)`; weightedmean, the mean
+        `pooling` is one of `POOLINGS`. "cls" is the first of the n rows of a text, "lasttoken" the last. "max" is the
+        largest value of each column. "mean_sqrt_len_tokens" is the sum divided by `sqrt(n)`. "weightedmean" is the mean
         with weights 1 to n. Sums are float32, in order. x may have any row stride.
 
         Raises ValueError for an unknown pooling and (`native`) for a text without rows."""

@@ -36,11 +36,15 @@ import torch
 
 from pace.checkpoints.gguf.blocks import BLOCK_TYPES
 from pace.llm import LLMModel, SamplingConfig
+from pace.llm.encoding.embedder import TextTokens
+from pace.llm.encoding.load import open_encoder
 from pace.llm.layers import Layer, Linear
 from pace.llm.layers.base import Vectors
+from pace.llm.loading.checkpoint import read_config_json
 from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
-from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.encoders.encoder_list import find_encoder
+from pace.llm.models.model import Model
 from pace.memory import resident_bytes
 from pace.ops.blocks import BlockRows
 from pace.ops.weight_layout import CODES, GRIDS, SUPER_BLOCK, QuantizedRows, WeightLayout, parts_of
@@ -49,6 +53,8 @@ from tests.fuzz.mutate import make_case
 
 DOCUMENTED = (ValueError, TypeError, FileNotFoundError, NotImplementedError, PermissionError)
 CASE_SECONDS = 30
+PLAIN = {"dtype": torch.float32, "num_threads": 1, "progress": False}
+"""Options of loading."""
 # The tiny checkpoints need about 1 MB. Parsing the largest allowed config or tokenizer may take some 100 MB.
 MAX_GROWTH_BYTES = 300 << 20
 # The engine reserves address space for its cache, up to half of the machine's memory. Beyond twice all memory, an
@@ -89,10 +95,15 @@ def run_case(seed: int, checkpoints: dict, folder: Path) -> tuple[str, str]:
 
 
 def generate(case: Path) -> str:
-    """Loads and generates. The loaded weights must not depend on the earlier contents of their memory."""
-    with LLMModel(case, dtype=torch.float32, num_threads=1, progress=False) as model:
-        inputs = [1, 2, 3] if model.tokenizer is None or len(model.tokenizer) > model.config.vocab_size else "hello"
-        model.generate(inputs, SamplingConfig(max_new_tokens=2, do_sample=False))
+    """Loads and generates, or encodes. The loaded weights must not depend on the earlier contents of their memory."""
+    if find_encoder(read_config_json(case)):
+        driver = open_encoder(LoadOptions(case, **PLAIN)).driver
+        driver.rows([TextTokens((1, 2, 3))], ("mean",))
+        driver.close()
+    else:
+        with LLMModel(case, **PLAIN) as model:
+            inputs = [1, 2, 3] if model.tokenizer is None or len(model.tokenizer) > model.config.vocab_size else "hello"
+            model.generate(inputs, SamplingConfig(max_new_tokens=2, do_sample=False))
     first, second = (poisoned_bits(case, poison) for poison in (0.0, 7.5))
     if first != second:
         return "FAIL: weights were left as they were before loading"
@@ -101,7 +112,7 @@ def generate(case: Path) -> str:
 
 def poisoned_bits(case: Path, poison: float) -> list[bytes]:
     """The bits of all weights, loaded into memory that was filled with `poison`."""
-    allocate = BaseModelForCausalLM.allocate
+    allocate = Model.allocate
 
     def allocate_poisoned(model, ops, dtype):
         allocate(model, ops, dtype)
@@ -111,11 +122,13 @@ def poisoned_bits(case: Path, poison: float) -> list[bytes]:
             elif isinstance(layer, Linear):
                 poison_matrix(ops, layer.weight, poison)
 
-    BaseModelForCausalLM.allocate = allocate_poisoned
+    options = LoadOptions(case, **PLAIN)
+    Model.allocate = allocate_poisoned
     try:
-        model = load_model(LoadOptions(case, dtype=torch.float32, num_threads=1, progress=False))
+        is_encoder = find_encoder(read_config_json(case))
+        model = open_encoder(options).driver.encoder if is_encoder else load_model(options)
     finally:
-        BaseModelForCausalLM.allocate = allocate
+        Model.allocate = allocate
     vectors = [layer.values for layer in all_layers(model) if isinstance(layer, Vectors) and layer.values is not None]
     matrices = [model.ops.unpack(layer.weight) for layer in all_layers(model) if isinstance(layer, Linear)]
     return [tensor.contiguous().numpy().tobytes() for tensor in vectors + matrices]

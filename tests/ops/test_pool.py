@@ -20,8 +20,8 @@ def starts_of(lengths: list[int]) -> Tensor:
 
 
 def by_hand(rows: Tensor, pooling: str) -> tuple[Tensor, Tensor]:
-    """The pooled row in float64, and a bound of the error of a float32 sum in order: n roundings of at most the sum of
-    magnitudes, and a few more of weights and division."""
+    """The pooled row in float64, and a bound of the error of a float32 sum in order. It has n roundings of at most the
+    sum of magnitudes, and a few more of weights and division."""
     n, exact = len(rows), rows.double()
     weights = torch.arange(1, n + 1, dtype=torch.float64) if pooling == "weightedmean" else torch.ones(n).double()
     divisor = {"mean": n, "mean_sqrt_len_tokens": math.sqrt(n), "weightedmean": n * (n + 1) / 2}.get(pooling, 1.0)

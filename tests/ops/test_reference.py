@@ -126,6 +126,7 @@ DEFINITIONS = {
     "quick_gelu": lambda v: v / (1 + math.exp(-1.702 * v)),
     "relu": lambda v: max(v, 0.0),
     "relu2": lambda v: max(v, 0.0) ** 2,
+    "tanh": math.tanh,
 }
 
 

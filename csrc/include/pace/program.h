@@ -130,7 +130,7 @@ class Program {
     void place_rows(Columns x, int64_t first, bool add);
     void gather_rows(Value out, Columns x);
     void keep_rows(Columns x, int64_t first);           // x becomes columns from `first` on of the step's kept rows
-    void pool(Value out, Columns x, Pooling pooling);   // a row for each span; a step has as many logit rows
+    void pool(Value out, Columns x, Pooling pooling);   // a row for each span, which has one logit row
     void concatenate(Value out, Columns a, Columns b);  // out = [a | b]
     void add(Value out, Columns a, Columns b);
     void activation(Value out, Columns x, const ActivationFunction& activation);

@@ -113,8 +113,8 @@ struct SoftcapOp {
     void run(int phase, int64_t chunk, int thread) const;
 };
 
-// How the rows of a text become one: its first row, the largest value of each column, the mean of its n rows, their sum
-// divided by sqrt(n), the mean with weights 1 .. n, or the last row.
+// How the n rows of a text become one. Max is the largest value of each column, SqrtMean the sum divided by sqrt(n).
+// WeightedMean has weights 1 .. n.
 enum class Pooling { First, Max, Mean, SqrtMean, WeightedMean, Last };
 
 // csrc/ops/pool.cpp. Row s of y is made of rows [starts[s], starts[s + 1]) of x.

@@ -95,7 +95,7 @@ class TextQueue:
         self.failures: list[BaseException] = []
 
     def submit(self, job: Job) -> None:
-        """Adds the texts of a job, of which there is at least one."""
+        """Adds the texts of a job. It has at least one."""
         heap = self._by_length.setdefault(job.what, [])
         for index, text in enumerate(job.texts):
             waiting = Waiting(job, index, self._metrics.steps)

@@ -39,7 +39,7 @@ class Steps(Protocol):
     """Work that is done in steps, by one thread."""
 
     failures: list[BaseException]
-    """The errors of the last step that clients were told of."""
+    """The errors of the last step that clients have received."""
 
     def step(self) -> bool:
         """Does a step of the work; returns False if there is none. An error that it raises has failed the clients of

@@ -16,8 +16,8 @@ from pace.ops.protocol import ForwardOps
 
 
 class EncoderRunner:
-    """A loaded encoder and a way to compute its forward pass: a program for each kind of result, recorded on first use,
-    if all operators are native. The bits are the same either way."""
+    """A loaded encoder and a way to compute its forward pass. If all operators are native, each kind of result has a
+    program, which is recorded on first use. The bits are the same either way."""
 
     def __init__(self, encoder: Encoder, backend: str | OperatorConfig = "native", optimise: bool = True):
         """`backend`: as in `LoadOptions`; the encoder was loaded for it. `optimise`: as in `Program`."""

@@ -1,4 +1,4 @@
-"""Which texts a step takes, and who is told of its result, on a queue without a model."""
+"""Which texts a step takes, and who gets its result or error, on a queue without a model."""
 
 from __future__ import annotations
 

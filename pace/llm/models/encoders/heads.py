@@ -1,6 +1,6 @@
 """Classifiers of encoders: the logits of labels from a pooled row of a text.
 
-The matrices of a head stay floats, whatever the QuantizationConfig.
+No QuantizationConfig quantises the matrices of a head.
 """
 
 from __future__ import annotations

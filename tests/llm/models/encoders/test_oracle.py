@@ -1,5 +1,5 @@
-"""Compares every encoder and variant with transformers, each text alone, and with itself: in any packing, with any
-number of threads, as a program and op by op."""
+"""Compares every encoder and variant with transformers, each text alone. Compares it with itself in any packing, with
+any number of threads, as a program and op by op."""
 
 from __future__ import annotations
 
