@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 pytest.importorskip("starlette")
-pytest.importorskip("pace.server.embeddings.service")
-from pace.server.embeddings.service import EmbeddingService
 from pace.server.models.shared import Shared
 from pace.server.options import ModelEntry
-from tests.server.embeddings.checkpoints import make_checkpoint
 from tests.server.models.serving import MODELS, SeveralServing
 from tests.server.network.connections import wait_until
+
+service = pytest.importorskip("pace.server.embeddings.service")
+checkpoints = pytest.importorskip("tests.server.embeddings.checkpoints")
 
 TEXTS = ["the cat sat on the mat", "a dog in a hat"]
 
@@ -25,11 +25,11 @@ class KindsServing(SeveralServing):
         if entry.names[0] != "embed":
             return super()._make(entry, shared)
         arguments = {"model_name_or_path": entry.model, "dtype": "float32", "progress": False}
-        return EmbeddingService(self.options.of(entry), arguments, shared)
+        return service.EmbeddingService(self.options.of(entry), arguments, shared)
 
 
 def test_vectors_and_texts_at_once_and_after_an_unload(tmp_path: Path):
-    make_checkpoint(tmp_path, "bert")
+    checkpoints.make_checkpoint(tmp_path, "bert")
     with KindsServing({"chat": MODELS["chat"], "embed": tmp_path}, idle_unload=0.2) as several:
 
         def embed() -> list:
