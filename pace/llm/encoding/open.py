@@ -101,7 +101,7 @@ def _settings_of(checkpoint: Checkpoint) -> EncodingSettings:
     if checkpoint.gguf is None:
         return read_settings(checkpoint.path)
     file = checkpoint.gguf
-    return EncodingSettings(pooling=file.pooling and (file.pooling,), asks=file.asks)
+    return EncodingSettings(pooling=(file.pooling,) if file.pooling else None, asks=file.asks)
 
 
 def _dense_layers(ops: Ops, file: GgufCheckpoint, size: int) -> list[Dense]:
