@@ -18,6 +18,7 @@ from pace.llm.models.towers.tower import Slice
 from pace.llm.operators import OPERATORS, OperatorConfig, OperatorReport, OperatorRun
 from pace.llm.runners.runner import ModelRunner
 from pace.ops import native, reference
+from pace.ops.adapters import AdapterTable
 from pace.ops.weight import PackedWeight
 
 
@@ -111,6 +112,8 @@ class TwinsOnPackedWeights:
 def _dense(argument: Any) -> Any:
     if isinstance(argument, PackedWeight):
         return reference.DenseWeight(native.unpack(argument), argument.glu)
+    if isinstance(argument, AdapterTable):
+        return argument.converted(_dense)
     if isinstance(argument, native.ExpertStack):
         return reference.DenseStack([_dense(expert) for expert in argument.experts])
     return argument
