@@ -26,6 +26,7 @@ from pace.llm.loading.fill import TensorReader
 from pace.llm.loading.options import parse_kv_cache_dtype, use_threads
 from pace.llm.loading.plan import plan_layout
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.head_cost import HeadCost, head_cost
 from pace.llm.models.model_list import read_config
 from pace.ops import native
 from pace.quant import QuantizationConfig
@@ -85,6 +86,8 @@ class Plan:
     """None if no experts are quantised."""
     file_weights: int = 0
     """Elements of tables that stay in the checkpoint's file and take no memory. They are no part of `weight_bytes`."""
+    head: HeadCost | None = None
+    """Size of the LM head, and its share of the weights that a token reads."""
     towers: tuple[TowerPlan, ...] = ()
     """Encoding of an image and of a clip. Their weights are part of `weight_bytes`. `max_context` leaves room for one
     encoding, and for the cache of rows."""
@@ -145,7 +148,7 @@ def plan(
         for_media = MEDIA_CACHE_BYTES + max(tower.encode_bytes for tower in towers) if towers else 0
         room = available_bytes - for_media
         found = _plan(name, dtype, costs, config.max_position_embeddings, limits, room, asked)
-        found = replace(found, towers=towers)
+        found = replace(found, towers=towers, head=head_cost(model, native, dtype))
         if sample is not None:
             try:
                 corrections = sample.corrections(dtype, kv_dtype, model.quantization, limits, asked)
@@ -175,7 +178,7 @@ def _ways(
             yield model.storage_name, LOADED
             return
     if quantization is not None:
-        yield str(quantization.format), LOADED
+        yield model.storage_name, LOADED
         return
     yield from DTYPES.items()
     for name in FORMATS:

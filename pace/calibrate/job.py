@@ -20,10 +20,11 @@ from pace.calibrate.recording import BATCH_TOKENS, CalibrationText, InputStatist
 from pace.calibrate.rounding import fit_scales, gptq, importance, round_to_nearest
 from pace.calibrate.writing import Output
 from pace.checkpoints.reader import CheckpointReader
-from pace.llm.layers import Embedding, Layer, Linear, LMHead
+from pace.llm.layers import Embedding, Layer, Linear, LMHead, SplitLMHead
 from pace.llm.layers.base import Vectors
 from pace.llm.loading.fill import fill_targets, open_table
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.head_cost import head_cost
 from pace.memory import available_memory_bytes, format_bytes
 from pace.ops import native, reference
 from pace.ops.weight_layout import QuantizedRows
@@ -57,7 +58,11 @@ class Job:
     ):
         self.model, self.reader, self.method = model, reader, method
         self.parts = Parts(model, reader)
+        _check_one_matrix(model, config)
         self.formats = self.parts.formats(model, config)
+        model.quantize(config)
+        self.head = head_cost(model, native, torch.bfloat16)
+        model.quantize(None)
         if not self.formats:
             raise ValueError("everything is left as floats; there is nothing to quantise")
         check_formats(self.formats.values())
@@ -253,6 +258,18 @@ def record(
 ) -> dict[int, InputStatistics]:
     """Input statistics of a layer's products, by id of the product."""
     return dict(zip(map(id, products), text.record(layer, products, with_hessian)))
+
+
+def _check_one_matrix(model: BaseModelForCausalLM, config: QuantizationConfig) -> None:
+    """Raises ValueError if an embedding that is also the LM head would be written in two formats."""
+    model.quantize(config)
+    is_split = isinstance(model.lm_head, SplitLMHead)
+    model.quantize(None)
+    if is_split:
+        raise ValueError(
+            "this model's embedding and LM head are one matrix, which is written once; give both the same format, or "
+            "only one of lm_head and embedding. LLMModel(quantization=...) can hold it in two formats"
+        )
 
 
 def hessians_bytes(products: Sequence[Linear]) -> int:

@@ -134,6 +134,7 @@ def quantize_checkpoint(
         bytes_before=reader.total_bytes,
         bytes_after=(out / "model.safetensors").stat().st_size,
         met_few=tuple(job.met_few),
+        head=job.head,
         quality=quality,
         not_compared=not_compared,
     )
@@ -145,6 +146,8 @@ def _read_formats(quantization: Any) -> QuantizationConfig:
     if config is None:
         raise ValueError("quantization must be 'int4' or 'int8'; got None")
     choices = (config.format, config.embedding, config.lm_head, *config.overrides.values())
+    if config.format is None:
+        raise ValueError("pace quantize needs int4 or int8 for the layers; got float")
     check_formats({choice.name: choice for choice in choices if isinstance(choice, Format)}.values())
     return config
 

@@ -92,9 +92,10 @@ def main(argv: list[str] | None = None) -> int:
         # Not `top.arguments`: argparse has dropped a first `--` from it, and with it the fact that the rest is literal.
         arguments = parser.parse_words(argv[argv.index(top.command) + 1 :])
         if "named_model" in arguments:
-            from pace.cli.arguments import settle_model
+            from pace.cli.arguments import settle_model, settle_quantization
 
             settle_model(parser, arguments)
+            settle_quantization(parser, arguments)
         top.debug |= arguments.debug
         _show_log(logging.DEBUG if top.debug else logging.WARNING, parser)
         return module.run(arguments)

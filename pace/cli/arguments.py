@@ -278,6 +278,43 @@ def add_quantization_argument(group: argparse._ActionsContainer, default: str | 
         """q4_0 to q8_0; or JSON with options, such as '{"format": "int4", "group": 32}'"""
     )
     group.add_argument("--quantization", type=quantization, default=default, metavar="FORMAT", help=explanation)
+    add_matrix_arguments(group, argparse.SUPPRESS)
+    group.set_defaults(reads_quantization=reads_it)
+
+
+def add_matrix_arguments(group: argparse._ActionsContainer, default: str) -> None:
+    """Adds --lm-head and --embedding, the formats of these two matrices."""
+    read = lambda text: json.loads(text) if text.lstrip().startswith("{") else text
+    for name, what in (("--lm-head", "LM head"), ("--embedding", "embedding, which many models share with the head")):
+        explanation = f"format of the {what}: one of --quantization, or float (default: by that of the other weights)"
+        group.add_argument(name, type=read, default=default, metavar="FORMAT", help=explanation)
+
+
+def settle_quantization(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Adds --lm-head and --embedding to `quantization`. Exits with a usage error for an unknown format."""
+    given = {name: getattr(arguments, name) for name in ("lm_head", "embedding") if name in arguments}
+    if "reads_quantization" not in arguments or not given:
+        return
+    try:
+        asked = with_matrices(getattr(arguments, "quantization", None), **given)
+        if arguments.reads_quantization:
+            from pace.quant import read_quantization
+
+            asked = read_quantization(asked)
+    except (TypeError, ValueError) as error:
+        parser.error(str(error))
+    arguments.quantization = asked
+
+
+def with_matrices(quantization: Any, **formats: Any) -> dict[str, Any]:
+    """Returns a quantisation as a dict with other formats of the LM head or the embedding."""
+    if quantization is None or isinstance(quantization, str):
+        quantization = {"format": quantization or "float"}
+    elif not isinstance(quantization, Mapping):
+        quantization = quantization.to_dict()
+    if "load_in_4bit" in quantization or "load_in_8bit" in quantization:
+        raise ValueError("--lm-head and --embedding need a format of pace in --quantization, not bitsandbytes' fields")
+    return {**quantization, **formats}
 
 
 def add_backend_argument(group: argparse._ActionsContainer, default: str) -> None:

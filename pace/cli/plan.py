@@ -160,6 +160,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{p.dtype}, --weights mapped: {_mapped(p.mapped)}")
     for towers in zip(*(p.towers for p in plans)):
         print(_encoding(towers, [p.dtype for p in plans]))
+    for p in plans:
+        print(f"{p.dtype}: {p.head}")
     context = arguments.context or arguments.prompt
     fitting = ", ".join(f"{p.max_sequences:,} ({p.dtype})" for p in plans)
     print(f"sequences of {context:,} tokens that fit: {fitting}")

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pace.cli.arguments import (
     TOKENIZER_HELP,
     add_hub_arguments,
+    add_matrix_arguments,
     add_model_argument,
     add_threads_argument,
     count,
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of weights that share a scale, a multiple of 16 (default: 64 for int4, a whole row for int8)",
     )
+    add_matrix_arguments(parser, "auto")
     parser.add_argument(
         "--calibrate",
         metavar="FILE",
@@ -81,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.quant import QuantizationConfig
 
     options = {"group": arguments.group} if arguments.group else {}
+    options |= {"lm_head": arguments.lm_head, "embedding": arguments.embedding}
     report = quantize_checkpoint(
         arguments.model,
         arguments.out,

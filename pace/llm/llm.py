@@ -21,6 +21,7 @@ from pace.llm.inputs import read_prompts
 from pace.llm.loading import load
 from pace.llm.loading.options import LoadOptions
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.head_cost import head_cost
 from pace.llm.operators import OperatorConfig, OperatorReport
 from pace.llm.outputs import GenerateOutput, MemoryReport, Transcript
 from pace.llm.processors.processor import Processors
@@ -327,6 +328,7 @@ class LLMModel:
             cache_slots=cache.states.pool.num_blocks,
             process=resident_bytes(),
             mapped=self._model.mapped_nbytes + self._model.file_nbytes,
+            head=head_cost(self._model, self._model.ops, self._model.dtype),
         )
 
     def operator_report(self) -> OperatorReport:

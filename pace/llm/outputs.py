@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.defaults import pad_token_of
+from pace.llm.models.head_cost import HeadCost
 from pace.llm.sequence import Sequence, TokenLogprob
 from pace.llm.text.token_texts import with_texts
 from pace.memory import format_bytes
@@ -252,6 +253,8 @@ class MemoryReport:
     mapped: int = 0
     """Bytes of the weights that stay in a file (`weights="mapped"`), cached in memory if there is room. Also those of
     tables that are read row by row."""
+    head: HeadCost | None = None
+    """Size of the LM head, and its share of the weights that a token reads."""
 
     @property
     def total(self) -> int:
@@ -295,4 +298,5 @@ class MemoryReport:
         rows += [(states, self.cache_slot_bytes)] if self.cache_slot_bytes else []
         rows += [("of the weights, in a file", self.mapped)] if self.mapped else []
         rows += [("weights and touched cache", self.total), ("process, resident", self.process)]
-        return "\n".join(lines + [f"{name:<40}{size / 2**20:>12,.1f} MiB" for name, size in rows])
+        lines += [f"{name:<40}{size / 2**20:>12,.1f} MiB" for name, size in rows]
+        return "\n".join(lines + ([] if self.head is None else [str(self.head)]))

@@ -12,6 +12,8 @@ from pace.quant.format import Format
 from pace.quant.registry import FORMATS, read_format
 
 AUTO = "auto"
+FLOAT = "float"
+"""The name of no format: floats in the model's dtype."""
 
 
 class QuantizationConfig:
@@ -21,10 +23,11 @@ class QuantizationConfig:
         QuantizationConfig("int4", lm_head=None, overrides={"*.down_proj": "int8", "model.layers.0.*": None})
 
     `format`: a name in `pace.quant.FORMATS`, optionally with that format's options as further arguments, or a `Format`.
+    "float" keeps floats in every matrix but the exceptions.
     `embedding`, `lm_head`: the formats of these two. Options are given as a dict {"format": "int4", "group": 32}; None
-    keeps floats. "auto" is q6_k if `format` is a smaller K type or has 1 or 2 bits. It is int8 if `format` is another
-    one of less than 8 bits, else `format`. If a model shares one matrix between both, a setting for one applies to
-    both.
+    or "float" keeps floats. "auto" is q6_k if `format` is a smaller K type or has 1 or 2 bits. It is int8 if `format`
+    is another one of less than 8 bits, else `format`. If a model shares one matrix between both, a setting for one
+    applies to both. Two different settings make two matrices, which together take more memory.
     `overrides`: formats by pattern (`*`, `?`, `[...]`) of module names: the checkpoint's tensor names without
     `.weight`. If several patterns match a module, the last one wins.
 
@@ -39,7 +42,9 @@ class QuantizationConfig:
         overrides: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        self.format = read_format(format, **options)
+        self.format = (
+            _read_choice("format", format) if format == FLOAT and not options else read_format(format, **options)
+        )
         self.embedding = embedding if embedding == AUTO else _read_choice("embedding", embedding)
         self.lm_head = lm_head if lm_head == AUTO else _read_choice("lm_head", lm_head)
         if overrides is not None and not (
@@ -59,7 +64,7 @@ class QuantizationConfig:
         `modules`: module name -> "embedding", "lm_head", or "format" for all others.
         `tied`: True if the embedding and the LM head are one matrix. Overrides may then use either name.
 
-        Raises ValueError for a pattern that matches no module, and if tied matrices have different settings."""
+        Raises ValueError for a pattern that matches no module, and if one matrix has different settings (`splits`)."""
         known = dict.fromkeys([*modules, "lm_head"])
         for pattern in self.overrides:
             if not any(fnmatchcase(name, pattern) for name in known):
@@ -73,6 +78,8 @@ class QuantizationConfig:
         setting = self._setting_of(name, kind)
         if setting != AUTO:
             return setting
+        if self.format is None:
+            return None
         layout = self.format.layout
         if layout.code not in SMALL_CODES or layout.code == "int6":
             return self.format
@@ -82,13 +89,21 @@ class QuantizationConfig:
         matching = [pattern for pattern in self.overrides if fnmatchcase(name, pattern)]
         return self.overrides[matching[-1]] if matching else getattr(self, kind)
 
-    def _tied(self, embedding: str) -> Format | None:
-        """The format of tied weights: settings for `embedding` and `lm_head` must agree."""
+    def splits(self, embedding: str) -> bool:
+        """True if a shared matrix must be held twice: there are two different settings, for the module `embedding` and
+        for the LM head."""
+        return len(set(self._settings_of_tied(embedding).values())) > 1
+
+    def _settings_of_tied(self, embedding: str) -> dict[str, Format | None]:
         settings = {
             name: self._setting_of(name, kind) for name, kind in ((embedding, "embedding"), ("lm_head", "lm_head"))
         }
-        formats = {name: format for name, format in settings.items() if format != AUTO}
-        if len(set(formats.values())) > 1:
+        return {name: format for name, format in settings.items() if format != AUTO}
+
+    def _tied(self, embedding: str) -> Format | None:
+        """The format of tied weights: settings for `embedding` and `lm_head` must agree."""
+        formats = self._settings_of_tied(embedding)
+        if self.splits(embedding):
             choices = " and ".join(f"{format or 'floats'} for {name}" for name, format in formats.items())
             raise ValueError(
                 f"this model's embedding and LM head are one matrix, which cannot have {choices}; give both the "
@@ -98,13 +113,13 @@ class QuantizationConfig:
 
     def without_overrides(self) -> QuantizationConfig:
         """Returns a copy without overrides, for a model with other modules."""
-        return QuantizationConfig(self.format, embedding=self.embedding, lm_head=self.lm_head)
+        return QuantizationConfig(self.format or FLOAT, embedding=self.embedding, lm_head=self.lm_head)
 
     def to_dict(self) -> dict[str, Any]:
         """A dict that `read_quantization` accepts and turns into an equal config."""
         choices = {name: _as_dict(getattr(self, name)) for name in ("embedding", "lm_head")}
         return {
-            **self.format.to_dict(),
+            **(self.format.to_dict() if self.format else {"format": FLOAT}),
             **choices,
             "overrides": {pattern: _as_dict(format) for pattern, format in self.overrides.items()},
         }
@@ -198,7 +213,7 @@ def _read_bitsandbytes(fields: Mapping[str, Any]) -> QuantizationConfig:
 def _read_choice(name: str, value: Any) -> Format | None:
     """Reads a Format, a name, a dict or None. Errors begin with `name`."""
     try:
-        if value is None:
+        if value is None or value == FLOAT or value == {"format": FLOAT}:
             return None
         return read_format(**value) if isinstance(value, Mapping) else read_format(value)
     except (TypeError, ValueError) as error:

@@ -5,7 +5,7 @@ from pace.llm.layers.attention import Attention, SharedAttention, alibi_slopes
 from pace.llm.layers.base import Layer, ScaledVectors, Vectors
 from pace.llm.layers.block import Block, FeedForward, Mixer
 from pace.llm.layers.convolution import Convolution, ShortConvolution
-from pace.llm.layers.embedding import Embedding, FileEmbedding, LMHead, TiedLMHead
+from pace.llm.layers.embedding import Embedding, FileEmbedding, LMHead, SplitLMHead, TiedLMHead
 from pace.llm.layers.experts import (
     ExpertLinear,
     LatentMixture,
@@ -76,6 +76,7 @@ __all__ = [
     "ScaledVectors",
     "SharedAttention",
     "ShortConvolution",
+    "SplitLMHead",
     "WeightTarget",
     "TensorSource",
     "Temperature",

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.linear import Linear
-from pace.llm.layers.weight_target import WeightTarget
+from pace.llm.layers.weight_target import TensorSource, WeightTarget
 from pace.ops.file_table import FileTable
 from pace.ops.protocol import ForwardOps
 
@@ -66,7 +67,7 @@ class LMHead(Linear):
 
     operator = "lm_head"
 
-    def __init__(self, name: str, vocab_size: int, k: int, bias: bool = False):
+    def __init__(self, name: str, vocab_size: int | TensorSource, k: int, bias: bool = False):
         super().__init__({name: vocab_size}, k, bias)
 
 
@@ -84,3 +85,24 @@ class TiedLMHead(Layer):
 
     def __call__(self, ops: ForwardOps, x: Tensor) -> Tensor:
         return ops.linear(x, self.embedding.weight, self.bias.values)
+
+
+class SplitLMHead(LMHead):
+    """Logits `[R, V]` of `x [R, K]` with a second copy of the embedding's matrix, in a format of its own. It replaces
+    `tied`."""
+
+    def __init__(self, tied: TiedLMHead):
+        embedding = tied.embedding
+        ((part, num_rows),) = embedding.parts.items()
+        source = embedding.sources.get(part) or TensorSource((num_rows, embedding.k))
+        source = replace(source, tensor=embedding.tensor(part))
+        super().__init__("lm_head", source, embedding.k, bool(tied.bias.lengths))
+        self.replaced = (tied,)
+        """The head before the split, which is no child."""
+
+    def targets(self) -> dict[str, list[WeightTarget]]:
+        shared = self.tensors()
+        return {
+            name: [replace(target, is_copy=name in shared) for target in found]
+            for name, found in super().targets().items()
+        }

@@ -69,6 +69,8 @@ class WeightTarget:
     is_vector: bool = False
     joined: bool = False
     """True if all dimensions of the tensor but the first are one row, as in a convolution over patches."""
+    is_copy: bool = False
+    """True if another layer holds the same rows."""
 
     @property
     def num_rows(self) -> int:
@@ -157,10 +159,11 @@ class TensorSource:
 
 def check_targets(name: str, targets: list[WeightTarget]) -> None:
     """Raises ValueError unless the targets of a tensor agree on its shape, and each of its rows goes to exactly one of
-    them."""
+    them. Copies are not counted."""
     shapes = {(target.shape, target.transposed, target.num_rows) for target in targets}
     if len(shapes) > 1:
         raise ValueError(f"two layers claim the tensor {name!r}, as different things: {sorted(shapes)}")
+    targets = [target for target in targets if not target.is_copy]
     if len(targets) == 1 and targets[0].rows is None:
         return
     claims = torch.zeros(targets[0].num_rows, dtype=torch.int32)

@@ -14,6 +14,7 @@ from pace.llm.loading.packed_weights import ExpertFile
 from pace.llm.loading.plan import plan_layout
 from pace.llm.loading.progress import progress_bar
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.head_cost import LARGE, head_cost
 from pace.llm.models.model_list import read_config
 from pace.memory import available_memory_bytes
 from pace.ops.protocol import Ops
@@ -67,3 +68,7 @@ def fill_model(model: BaseModelForCausalLM, checkpoint: Checkpoint, threads: int
             model.load_weights(reader, min(threads, MAX_LOADING_THREADS), report)
         seconds = time.perf_counter() - started
         logger.info("%s: %.2f GB from %s in %.1f s", type(model).__name__, reader.total_bytes / 1e9, path, seconds)
+    if model.lm_head is None:  # a drafter that uses its target's head
+        return
+    if (head := head_cost(model, model.ops, model.dtype)).share > LARGE:
+        logger.info("%s; QuantizationConfig(lm_head=...) or --lm-head holds it in fewer bits", head)

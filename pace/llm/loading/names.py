@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pace.llm.layers import LMHead, TiedLMHead, WeightTarget
+from pace.llm.layers import LMHead, SplitLMHead, TiedLMHead, WeightTarget
 from pace.llm.layers.base import FLOAT_DTYPES
 from pace.llm.layers.weight_target import Piece
 from pace.ops.blocks import BlockRows
@@ -39,7 +39,7 @@ def match_names(model: BaseModelForCausalLM, reader: TensorReader) -> dict[str, 
     if not any(here.startswith(model.prefix) for here in names.values()):
         whole = ("lm_head.", *of_towers)
         names = {name: here if here.startswith(whole) else model.prefix + here for name, here in names.items()}
-    if isinstance(model.lm_head, TiedLMHead):
+    if isinstance(model.lm_head, (TiedLMHead, SplitLMHead)):
         sources = {here: name for name, here in names.items()}
         head, embedding = sources.get("lm_head.weight"), sources.get(f"{model.embedding_name}.weight")
         if head and not embedding:
@@ -99,7 +99,7 @@ def check_coverage(
     """Raises ValueError unless every target has one tensor of its shape, and every tensor has a target or a reason to
     be ignored. `names`: the result of `match_names`."""
     ignored = list(model.ignored())
-    if isinstance(model.lm_head, TiedLMHead):
+    if isinstance(model.lm_head, (TiedLMHead, SplitLMHead)):
         # A tied int8 head, for which transformers needs the scales twice (pace/calibrate/encoding.py).
         ignored.append(r"lm_head\.weight(_scale)?")
     unexpected, wrong = [], []

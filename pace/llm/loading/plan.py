@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from pace.llm.layers import Embedding, ExpertLinear, Layer, Linear, LMHead, TiedLMHead, WeightPlan, WeightTarget
+from pace.llm.layers import (
+    Embedding,
+    ExpertLinear,
+    Layer,
+    Linear,
+    LMHead,
+    SplitLMHead,
+    TiedLMHead,
+    WeightPlan,
+    WeightTarget,
+)
 from pace.llm.layers.weight_target import check_targets
 from pace.llm.loading.names import check_coverage, match_names
 from pace.ops.weight_layout import WeightLayout
@@ -57,6 +67,15 @@ def plan_layout(
     return names, targets
 
 
+def split_head(model: BaseModelForCausalLM, config: QuantizationConfig | None) -> None:
+    """Gives an LM head that is the embedding a matrix of its own if `config` has different formats for the two. Undoes
+    it for another config."""
+    if isinstance(model.lm_head, SplitLMHead):
+        (model.lm_head,) = model.lm_head.replaced
+    if config and isinstance(model.lm_head, TiedLMHead) and config.splits(next(iter(model.lm_head.embedding.parts))):
+        model.lm_head = SplitLMHead(model.lm_head)
+
+
 def plan_weights(
     model: Layer, lm_head: Layer, config: QuantizationConfig | None, stored: Mapping[str, StoredQuantized]
 ) -> list[str]:
@@ -70,6 +89,11 @@ def plan_weights(
     formats = config.for_modules(kinds, isinstance(lm_head, TiedLMHead)) if config else {}
     tensors = {part: matrix.tensor(part) for matrix in matrices for part in matrix.parts}
     formats = {part: format for part, format in formats.items() if format and tensors[part] not in stored}
+    if isinstance(lm_head, SplitLMHead) and (name := next(iter(lm_head.tensors()))) in stored:
+        raise ValueError(
+            f"{name} is the embedding and the LM head, and this checkpoint holds it as {stored[name].layout} already; "
+            "give neither of the two a format"
+        )
     warnings = []
     if config and stored:
         name, (layout, _) = next(iter(stored.items()))

@@ -30,7 +30,7 @@ from pace.llm.layers.block import MixerBlocks
 from pace.llm.layers.rotary import Angles
 from pace.llm.loading.fill import TensorReader, load_weights
 from pace.llm.loading.packed_weights import WeightsFile
-from pace.llm.loading.plan import plan_weights
+from pace.llm.loading.plan import plan_weights, split_head
 from pace.llm.models.model_config import ModelConfig
 from pace.llm.models.towers.tower import Tower
 from pace.media.media import MediaSpan
@@ -268,6 +268,7 @@ class BaseModelForCausalLM(Layer):
     def quantize(self, config: QuantizationConfig | None) -> None:
         """Sets how `load_weights` quantises the matrices of a float checkpoint; None for not at all. Raises ValueError
         for a config that does not fit this model."""
+        split_head(self, config)
         plan_weights(self, self.lm_head, config, {})
         self.quantization = config
 
@@ -309,6 +310,9 @@ class BaseModelForCausalLM(Layer):
         """Name of the format of most weights: the requested format, that of a quantised checkpoint, or a dtype. A GGUF
         file's own name is used, such as "Q4_K_M"."""
         asked, stored = self.quantization and self.quantization.format, self.usual_layout
+        plans = [matrix.plan for matrix in self.matrices()]
+        if self.quantization and not asked and all(plan.formats or not plan.layouts for plan in plans):
+            stored = None  # only the exceptions of the config are quantised
         return str(asked or (stored and self.stored_as) or stored or self.dtype).removeprefix("torch.")
 
     def weight_counts(self) -> dict[str, int]:
