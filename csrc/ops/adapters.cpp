@@ -85,7 +85,8 @@ void AddAdaptersOp::cut_columns() {
     const int64_t count = std::clamp<int64_t>(panels / (kChunksPerThread * threads), 1, kMaxUpPanels);
     for (int64_t part = 0; part < adapters.parts; ++part) {
         const int64_t end = divide_up(adapters.starts[part + 1] - adapters.starts[part], kPanelRows);
-        for (int64_t first = 0; first < end; first += count) cuts.push_back({part, first, std::min(end, first + count)});
+        for (int64_t first = 0; first < end; first += count)
+            cuts.push_back({part, first, std::min(end, first + count)});
     }
 }
 

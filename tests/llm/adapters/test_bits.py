@@ -51,7 +51,7 @@ def together(runner):
 
 
 def adapters_of(base):
-    q_and_v = [name for name, _ in base.named_modules() if name.endswith(("q_proj", "v_proj", "down_proj"))]
+    q_and_v = [name for name, _ in base.named_modules() if name.endswith(("q_proj", "v_proj"))]
     return [random_adapter(base, seed, targets, r=rank)[1]
             for seed, targets, rank in ((1, None, 4), (2, None, 17), (3, q_and_v or None, 8), (4, None, 2))]  # fmt: skip
 

@@ -32,7 +32,7 @@ FAMILIES = [
     ("deepseek_v3", {"q_lora_rank": 20}),
     ("falcon", {}),
     ("falcon_h1", {}),
-    ("gemma3n_text", {}),
+    ("gemma4_text", {}),
     ("glm4", {}),
     ("gptj", {}),
     ("granite", {}),
