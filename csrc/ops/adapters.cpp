@@ -1,5 +1,5 @@
 // Cuts the products of adapters into blocks of rows of one adapter x blocks of panels. The bits of a row depend only on
-// the row and its own routing: each product is a kernel of csrc/kernels, in which rows are independent.
+// the row and its own routing. Each product is a kernel of csrc/kernels, in which rows are independent.
 #include "pace/adapter_ops.h"
 
 #include <algorithm>

@@ -75,8 +75,8 @@ struct Adapters {
         return {addresses.data(), scales.data(), kStarts, kSlots, kParts, k, kMaxRank, dtype};
     }
 
-    // Adds one adapter to a row in float64, and to `bound` its share of the error: a chain of k and one of at most
-    // kMaxRank products, and with `rounds`, two inputs rounded to bf16. The factor 2 is for generic (test_linear.cpp).
+    // Adds one adapter to a row in float64, and its error to `bound`: chains of k and of kMaxRank products. With
+    // `rounds`, two inputs are rounded to bf16. The factor 2 is for generic (test_linear.cpp).
     void add(const float* x, int64_t slot, double weight, bool rounds, double* y, double* bound) const {
         if (!a[size_t(slot)]) return;
         int64_t first = 0;

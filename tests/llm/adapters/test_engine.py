@@ -15,7 +15,7 @@ from tests.llm.models.variants import save_tiny
 from tests.support import load_model
 
 pytest.importorskip("peft")
-from tests.llm.adapters.random_adapters import random_adapter  # noqa: E402
+from tests.llm.adapters.random_adapters import random_adapter
 
 MODELS = [("qwen3", {}), ("gemma2", {}), ("qwen3_next", {})]
 
@@ -110,8 +110,6 @@ def test_forks_inherit_adapters(loaded):
     assert target.adapter == keys[0]
     engine.abort([source])
     engine.cache.free(target)
-
-
 
 
 def test_another_adapter_in_the_same_slot_is_not_taken_for_the_old_one(loaded):
