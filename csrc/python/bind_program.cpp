@@ -34,6 +34,11 @@ void experts(Program& program, Value out, Columns x, const Norm& norm, Value cho
     program.experts(out, x, choices, router.has_value(), mixture, residual);
 }
 
+Program::Ids find_ids(const std::string& name) {
+    if (name == "tokens") return Program::Ids::Tokens;
+    return name == "positions" ? Program::Ids::Positions : Program::Ids::Types;
+}
+
 // The caches of all layers, built once and reused by many steps.
 struct KvCache {
     std::vector<pace::LayerCache> layers;
@@ -62,6 +67,7 @@ struct Batch {
     explicit Batch(py::handle batch) {
         pace::read_field(batch, "tokens", step.ids);
         pace::read_field(batch, "positions", step.positions);
+        pace::read_field(batch, "types", step.types);
         pace::read_field(batch, "logit_rows", step.rows);
         step.tokens = int64_t(py::len(batch.attr("tokens")));
         step.logit_rows = int64_t(py::len(batch.attr("logit_rows")));
@@ -144,15 +150,16 @@ void bind_program(py::module_& m) {
     py::class_<Program>(m, "Program")
         .def(py::init<std::vector<int64_t>, const Program*>(), py::arg("widths"), py::arg("neighbour") = nullptr)
         .def("embedding",
-             [](Program& program, Value out, const pace::Weight& weight, bool positions, int64_t offset) {
-                 program.embedding(out, weight.data, weight.order,
-                                   positions ? Program::Ids::Positions : Program::Ids::Tokens, offset);
+             [](Program& program, Value out, const pace::Weight& weight, const std::string& ids, int64_t offset) {
+                 program.embedding(out, weight.data, weight.order, find_ids(ids), offset);
              })
         .def("input_rows", &Program::input_rows)
         .def("given_rows", &Program::given_rows)
         .def("place_rows", &Program::place_rows)
         .def("gather_rows", &Program::gather_rows)
         .def("keep_rows", &Program::keep_rows)
+        .def("pool",
+             [](Program& program, Value out, Columns x, pace::NamedPooling name) { program.pool(out, x, name.kind); })
         .def("concatenate", &Program::concatenate)
         .def("add", &Program::add)
         .def("activation", &Program::activation)

@@ -27,10 +27,11 @@ from pace.graph.symbols import (
     Rows,
     Slots,
     Spans,
+    SpanStarts,
     SymbolicAngles,
 )
 from pace.ops.adapters import AdapterTable
-from pace.ops.checks import check_head_weights, check_vector
+from pace.ops.checks import check_head_weights, check_pooling, check_vector
 from pace.ops.experts import Activation as ActivationFunction
 from pace.ops.experts import Router
 from pace.ops.file_table import FileTable
@@ -46,17 +47,17 @@ from pace.ops.weight import PackedWeight
 
 @dataclass(eq=False)
 class Embedding(Instruction):
-    """out = rows `ids + offset` of the weight; `ids` are the step's tokens or its positions."""
+    """out = rows `ids + offset` of the weight; `ids` are the step's "tokens", "positions" or "types"."""
 
     operations = ("embedding",)
     operator = "embedding"
     out: Value
     weight: PackedWeight
-    positions: bool
+    ids: str
     offset: int
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        program.embedding(places.value(self.out), self.weight, self.positions, self.offset)
+        program.embedding(places.value(self.out), self.weight, self.ids, self.offset)
 
 
 @dataclass(eq=False)
@@ -77,8 +78,8 @@ class ReadRows(Instruction):
 def embedding(ids: Ids, weight: PackedWeight | FileTable) -> Rows:
     recording = ids.recording
     if not isinstance(weight, FileTable):
-        return recording.rows(Embedding(Value(weight.k), weight, ids.positions, ids.offset))
-    if ids.positions or ids.offset:
+        return recording.rows(Embedding(Value(weight.k), weight, ids.kind, ids.offset))
+    if ids.kind != "tokens" or ids.offset:
         raise NotImplementedError("a recorded table in a file is indexed by the step's tokens")
     number = sum(isinstance(instruction, ReadRows) for instruction in recording.instructions)
     return recording.rows(ReadRows(Value(weight.k), weight, number))
@@ -123,6 +124,28 @@ def place_rows_(x: Rows, rows: GivenColumns, at: GivenPlaces, add: bool) -> None
     if rows.count != x.columns.count:
         raise ValueError(f"rows must be float32 [G, {x.columns.count}], as wide as x; got {rows.count} columns")
     x.recording.append(PlaceRows(x.columns, rows.first, add))
+
+
+# -- rows of texts
+
+
+@dataclass(eq=False)
+class Pool(Instruction):
+    """out = one row for each span of the step. The step must have one logit row for each span."""
+
+    operations = ("pool",)
+    operator = "norm"
+    out: Value
+    x: Columns
+    pooling: str
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.pool(places.value(self.out), places.columns(self.x), self.pooling)
+
+
+def pool(x: Rows, starts: SpanStarts, pooling: str) -> Rows:
+    check_pooling(pooling)
+    return x.recording.rows(Pool(Value(x.columns.count, per_token=False), x.columns, pooling))
 
 
 # -- norms

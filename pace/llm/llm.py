@@ -15,6 +15,8 @@ from pace.llm.clients.requests import Request
 from pace.llm.clients.scoring import Scores, score, score_from
 from pace.llm.clients.session import Session
 from pace.llm.configs import KVCacheType, SamplingConfig
+from pace.llm.embedding_model import EmbeddingModel
+from pace.llm.encoding.open import causal_parts
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.inputs import read_prompts
@@ -93,6 +95,8 @@ class LLMModel:
         self._generator: Generator | None = Generator(
             loaded.engine, loaded.tokenizer, loaded.defaults, options.progress, loaded.encoder
         )
+        self._checkpoint = loaded.checkpoint
+        self._embedding: EmbeddingModel | None = None
         self.config = self._model.config
         """The model's config: config.json, completed with the architecture's defaults."""
 
@@ -264,6 +268,37 @@ class LLMModel:
         Raises ValueError for a start below 1, and the errors of `score`."""
         return score_from(self.generator.driver, self._scored(texts_or_ids), starts)
 
+    # -- vectors and scores of texts -----------------------------------------------------------------------------------
+
+    def embed(
+        self,
+        texts: str | list[str],
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        normalise: bool | None = None,
+        truncate: bool = True,
+    ) -> Tensor:
+        """Returns vectors of texts, float32 `[N, D]`, as `EmbeddingModel.embed`: the row of the last token, unless the
+        checkpoint says otherwise. They run in the same steps as generations."""
+        return self.embedding_model.embed(texts, prompt, dimensions, normalise, truncate)
+
+    def rank(
+        self, query: str, documents: list[str], truncate: bool = False, instruction: str | None = None
+    ) -> list[tuple[int, float]]:
+        """Returns (index of the document, score), best first, as `EmbeddingModel.rank`. For Qwen3 models; the query is
+        computed once for all documents. Raises ValueError for other models."""
+        return self.embedding_model.rank(query, documents, truncate, instruction)
+
+    @property
+    def embedding_model(self) -> EmbeddingModel:
+        """This model as an `EmbeddingModel`. The two share the engine; close this one. Raises the errors of settings of
+        sentence-transformers in the checkpoint."""
+        generator = self.generator
+        if self._embedding is None:
+            parts = causal_parts(generator.driver, self._model, self.tokenizer, self._checkpoint)
+            self._embedding = EmbeddingModel._of(self._name, parts)
+        return self._embedding
+
     def _scored(self, texts_or_ids: Any) -> list[list[int]]:
         generator = self.generator
         vocab_size = generator.engine.model.vocab_size
@@ -342,7 +377,7 @@ class LLMModel:
         generator = self._generator
         if generator is not None:
             generator.driver.close()  # first: it may refuse
-        self._generator = self._model = None
+        self._generator = self._model = self._embedding = None
 
     def __repr__(self) -> str:
         if self._generator is None:

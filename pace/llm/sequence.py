@@ -124,6 +124,15 @@ class Strategy(Protocol):
         ...
 
 
+class RowStrategy(Strategy, Protocol):
+    """Takes rows of the final norm of a sequence with `takes_rows`, and picks no token."""
+
+    def take(self, rows: Tensor, span: Span) -> None:
+        """Takes `rows [n, W]` of the last n tokens of the span, which it must not keep. Rows may repeat after a dropped
+        cache, with equal content. It sets `finish_reason` of the sequence once it has all."""
+        ...
+
+
 class Stopping(Protocol):
     """Decides when a sequence ends. The defaults suit one that has no text."""
 
@@ -231,6 +240,8 @@ class Sequence:
         them."""
         self.wanted_from: int | None = None
         """Position of the first token whose logits are needed; None for the last token at the time."""
+        self.takes_rows = False
+        """True if `strategy` is a `RowStrategy`, which gets rows of the final norm in place of logits."""
         self.priority = 0
         """Priority in the scheduler's order; higher runs earlier, negative runs later."""
         self.sort_key: tuple[int, int] | None = None
@@ -395,9 +406,15 @@ class Span:
         return self.start + self.num_tokens + len(self.drafts)
 
     @property
-    def num_rows(self) -> int:
-        """Number of rows of logits needed: those from `sequence.logits_from` on, without certain drafts."""
+    def num_wanted(self) -> int:
+        """Number of rows of logits, or of the final norm, that are needed: those from `sequence.logits_from` on,
+        without certain drafts."""
         return max(0, self.end - max(self.start, self.sequence.logits_from + self.num_certain))
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of logits needed."""
+        return 0 if self.sequence.takes_rows else self.num_wanted
 
 
 @dataclass(frozen=True, slots=True)

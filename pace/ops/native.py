@@ -6,7 +6,7 @@ shapes and dtypes, then makes one call, which releases the GIL and uses the thre
 
 from pace.ops.kernels.adapters import add_adapters_, pack_matrices
 from pace.ops.kernels.attention import attention, rotary_, store_kv
-from pace.ops.kernels.elementwise import concatenate, gate_, given_rows, place_rows_, scale_, softcap_
+from pace.ops.kernels.elementwise import concatenate, gate_, given_rows, place_rows_, pool, scale_, softcap_
 from pace.ops.kernels.experts import ExpertStack, empty_stack, experts, heads_linear, route, stack_nbytes
 from pace.ops.kernels.linear import activation, embedding, glu, linear, linear_glu
 from pace.ops.kernels.norm import gated_norm, head_layer_norm_, head_rms_norm_, layer_norm, rms_norm
@@ -48,6 +48,7 @@ __all__ = [
     "pack_quantized_",
     "pack_rows_",
     "place_rows_",
+    "pool",
     "quantize",
     "recurrence",
     "rms_norm",

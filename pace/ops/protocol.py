@@ -99,6 +99,9 @@ class AttentionOptions:
     """float32 `[Hq]` (ALiBi): position p adds `slope * (j - p)` to its score of position j. Not with a softcap."""
     bf16_bias: bool = False
     """With slopes, positions add `scale * bf16(slope * bf16(j))` instead, where `bf16` rounds (Falcon)."""
+    biases: Tensor | None = None
+    """float32 `[Hq, 2 R + 1]`, R >= 0: position p adds `biases[h, R + d]` to its score of position j, where d is
+    `j - p` limited to `-R .. R` (T5's relative positions). Not with a softcap or with slopes."""
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
@@ -109,6 +112,8 @@ class AttentionOptions:
             raise ValueError(f"softcap must be positive (None is off); got {self.softcap}")
         if self.softcap is not None and self.slopes is not None:
             raise ValueError(f"scores with slopes have no softcap; got {self.softcap}")
+        if self.biases is not None and (self.softcap is not None or self.slopes is not None):
+            raise ValueError("scores with biases have no softcap and no slopes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +189,16 @@ class ForwardOps(Protocol):
     def concatenate(self, a: Tensor, b: Tensor) -> Tensor:
         """Returns `[T, A + B]`: the columns of `a [T, A]`, then those of `b [T, B]`. Both may have any row stride."""
 
+    def pool(self, x: Tensor, starts: Tensor, pooling: str) -> Tensor:
+        """Returns `[S, K]`: one row for each text s, made of rows `starts[s] .. starts[s + 1]` of `x [T, K]`, for int32
+        `starts [S + 1]` that ascend from 0 to T.
+
+        `pooling` is one of `POOLINGS`. "cls" is the first of the n rows of a text, "lasttoken" the last. "max" is the
+        largest value of each column. "mean_sqrt_len_tokens" is the sum divided by `sqrt(n)`. "weightedmean" is the mean
+        with weights 1 to n. Sums are float32, in order. x may have any row stride.
+
+        Raises ValueError for an unknown pooling and (`native`) for a text without rows."""
+
     def linear(
         self,
         x: Tensor,
@@ -209,7 +224,7 @@ class ForwardOps(Protocol):
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
         """Applies an activation to every element of x: silu, gelu, gelu_new, gelu_tanh, gelu_fast, quick_gelu, relu,
-        relu2, a Clamp or a Xielu. gelu_new, gelu_tanh and gelu_fast are the same function."""
+        relu2, tanh, a Clamp or a Xielu. gelu_new, gelu_tanh and gelu_fast are the same function."""
 
     def glu(self, x: Tensor, activation: str) -> Tensor:
         """Returns `[T, K]`: `activation(gate) * up` for rows `[gate | up]` of `x [T, 2 K]`. With `linear` before it, it

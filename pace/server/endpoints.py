@@ -14,6 +14,8 @@ from pace.server.answers import Answer, Piece
 from pace.server.body import LARGE, read_json
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
+from pace.server.models.hosted import HostedModel
+from pace.server.models.pool import ModelPool
 from pace.server.network import http
 from pace.server.network.access_log import Access
 from pace.server.network.refusals import is_anthropic
@@ -51,13 +53,15 @@ class Endpoint:
     content_types: ClassVar[tuple[str, ...]] = ("application/json",)
     """Types of its answers, for the OpenAPI document."""
     body_type: ClassVar[str] = "application/json"
+    task: ClassVar[str | None] = None
+    """The task of the models that it needs; None for any."""
 
     @property
     def is_anthropic(self) -> bool:
         """True if errors have Anthropic's form."""
         return is_anthropic(self.paths[0])
 
-    def check(self, service: Service) -> None:
+    def check(self, pool: ModelPool) -> None:
         """Raises ApiError if no request can be answered now, before any work is done for it."""
 
     async def answer(
@@ -67,50 +71,59 @@ class Endpoint:
         raise NotImplementedError
 
     async def __call__(self, scope: http.Scope, receive: http.Receive, send: http.Send) -> None:
-        service: Service = scope["app"].state.service
+        pool: ModelPool = scope["app"].state.pool
         has_begun = False
 
         async def tracked(message: dict[str, Any]) -> None:
             nonlocal has_begun
             if not has_begun:
-                service.metrics.answered(self.paths[0], message["status"])
+                pool.metrics.answered(self.paths[0], message["status"])
             has_begun = True
             await send(message)
 
         try:
-            with service.large_bodies.one() as check:
-                body = await http.read_body(scope, receive, service.max_body_bytes, check, self.body_type)
+            with pool.shared.large_bodies.one() as check:
+                body = await http.read_body(scope, receive, pool.max_body_bytes, check, self.body_type)
                 async with http.cancelled_when_gone(receive):
-                    self.check(service)
-                    read = functools.partial(self._read, service, body, scope)
-                    request, headers = await service.work(read) if len(body) > LARGE else read()
+                    self.check(pool)
+                    read = functools.partial(self._read, pool, body, scope)
+                    request, headers = await pool.shared.work(read) if len(body) > LARGE else read()
                     num_bytes = len(body)
                     del body, read
-                    await service.fetch_images(request, lambda fetched: check(num_bytes + fetched))
-                    await self.answer(service, request, headers, scope, tracked)
+                    self._check_task(pool.find(request.model))
+                    async with pool.use(request.model) as service:
+                        if num_bytes > service.max_body_bytes:
+                            raise ApiError(413, f"the body may have at most {service.max_body_bytes} bytes")
+                        await service.fetch_images(request, lambda fetched: check(num_bytes + fetched))
+                        await self.answer(service, request, headers, scope, tracked)
         except http.ClientGone:
-            service.metrics.client_gone()
+            pool.metrics.client_gone()
         except Exception as error:
             if has_begun:  # the status line is sent: only closing the connection can report it
                 raise
             await http.send_error(tracked, as_api_error(scope, error), self.is_anthropic)
 
-    def _value(self, service: Service, body: bytes, scope: http.Scope) -> Any:
+    def _check_task(self, model: HostedModel) -> None:
+        """Raises ApiError if the model is for another task."""
+        if self.task not in (None, model.task):
+            message = f"the model {model.names[0]!r} has no {self.paths[0]}: it {model.does}"
+            raise ApiError(400, message, param="model", code="unsupported_endpoint")
+
+    def _value(self, limits: Limits, body: bytes, scope: http.Scope) -> Any:
         """Returns the value of the body. Raises ApiError."""
-        max_bytes = service.limits.body_bytes
+        max_bytes = limits.body_bytes
         if len(body) > max_bytes and sum(map(body.count, (b",", b"[", b"{"))) > max_bytes // 2:
             # More values than a body of that size has: they take memory, which the text of an image does not.
             raise ApiError(413, f"the body may have at most {max_bytes} bytes besides images and sound")
-        return read_json(body, service.limits.json_depth)
+        return read_json(body, limits.json_depth)
 
-    def _read(self, service: Service, body: bytes, scope: http.Scope) -> tuple[Any, dict[str, str]]:
+    def _read(self, pool: ModelPool, body: bytes, scope: http.Scope) -> tuple[Any, dict[str, str]]:
         """Returns the request, and headers that name its unknown fields."""
-        options = service.options
-        value = self._value(service, body, scope)
-        model = value.get("model", options.model_names[0]) if isinstance(value, dict) else None
+        value = self._value(pool.limits, body, scope)
+        model = value.get("model", pool.names[0]) if isinstance(value, dict) else None
         Access.of(scope).model = model if isinstance(model, str) else None
         request, unknown = parse(self.schema, value)
-        if unknown and options.strict:
+        if unknown and pool.options.strict:
             raise ApiError(400, f"unknown field {unknown[0][:60]}", param=unknown[0][:60])
         return request, {"x-pace-ignored": ", ".join(map(_printable, unknown[:20]))} if unknown else {}
 
@@ -134,8 +147,10 @@ class TokenizerEndpoint(Endpoint):
 class PrefixEndpoint(Endpoint):
     """Endpoint that computes the beginning of prompts, and keeps it."""
 
-    def check(self, service: Service) -> None:
-        service.check_room()
+    task = "generate"
+
+    def check(self, pool: ModelPool) -> None:
+        pool.check_room()
 
     async def answer(
         self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send
@@ -154,9 +169,10 @@ class GenerationEndpoint(Endpoint):
     form: Callable[[Any, Envelope, Any], WireForm]
     id_prefix: str
     content_types = ("application/json", "text/event-stream")
+    task = "generate"
 
-    def check(self, service: Service) -> None:
-        service.check_room()
+    def check(self, pool: ModelPool) -> None:
+        pool.check_room()
 
     @asynccontextmanager
     async def generate(
@@ -199,7 +215,7 @@ class TranscriptionEndpoint(GenerationEndpoint):
     content_types = ("application/json", "text/plain", "text/event-stream")
     body_type = "multipart/form-data"
 
-    def _value(self, service: Service, body: bytes, scope: http.Scope) -> Any:
+    def _value(self, limits: Limits, body: bytes, scope: http.Scope) -> Any:
         return read_form(body, http.header(scope, b"content-type")).values("file")
 
     async def answer(

@@ -31,7 +31,8 @@ LAYERS: list[list[str]] = [
     ["pace.llm.sampling"],
     ["pace.llm.engine", "pace.llm.speculation"],
     ["pace.llm.clients"],
-    ["pace.llm", "pace.llm.generator", "pace.llm.llm", "pace.llm.preparation", "pace.llm.sequences"]
+    ["pace.llm", "pace.llm.embedding_model", "pace.llm.encoding", "pace.llm.generator", "pace.llm.llm"]
+    + ["pace.llm.preparation", "pace.llm.sequences"]
     + ["pace.llm.loading.load", "pace.llm.loading.options"],
     ["pace.bench", "pace.eval"],
     ["pace.calibrate"],
@@ -46,6 +47,7 @@ LISTS = [Path("pace/llm/models/families")]
 """Folders that are lists of like things, each found by its name."""
 HOMES = {
     "PIL": ["pace.media.images", "pace.media.patches"],
+    "langchain_core": ["pace.integrations.langchain"],
     "huggingface_hub": ["pace.llm.loading.download", "pace.llm.loading.hub"],
     "transformers": ["pace.tokenizer.loading"],
 }

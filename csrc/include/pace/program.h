@@ -78,6 +78,7 @@ struct Step {
     AdapterRouting routing = {};
     const StateSpans* states = nullptr;    // null for a model without states
     const float* const* inputs = nullptr;  // for every input of the program: a row for each token
+    const int64_t* types = nullptr;        // [T]; null for a model without token types
 };
 
 // [rows][columns] of fp32: one row for each token, or for each row of logits. Row r begins at r * columns of its
@@ -126,7 +127,7 @@ class Program {
     explicit Program(std::vector<int64_t> widths, const Program* neighbour = nullptr)
         : widths_(std::move(widths)), memory_(neighbour ? neighbour->memory_ : std::make_shared<Buffers>()) {}
 
-    enum class Ids { Tokens, Positions };
+    enum class Ids { Tokens, Positions, Types };
 
     // -- recording; weights and parameters must outlive the program
     void embedding(Value out, const void* weight, const int32_t* order, Ids ids, int64_t offset);
@@ -137,6 +138,7 @@ class Program {
     void place_rows(Columns x, int64_t first, bool add);
     void gather_rows(Value out, Columns x);
     void keep_rows(Columns x, int64_t first);           // x becomes columns from `first` on of the step's kept rows
+    void pool(Value out, Columns x, Pooling pooling);   // a row for each span, which has one logit row
     void concatenate(Value out, Columns a, Columns b);  // out = [a | b]
     void add(Value out, Columns a, Columns b);
     void activation(Value out, Columns x, const ActivationFunction& activation);

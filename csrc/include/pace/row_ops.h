@@ -129,6 +129,28 @@ struct SoftcapOp {
     void run(int phase, int64_t chunk, int thread) const;
 };
 
+// How the n rows of a text become one. Max is the largest value of each column, SqrtMean the sum divided by sqrt(n).
+// WeightedMean has weights 1 .. n.
+enum class Pooling { First, Max, Mean, SqrtMean, WeightedMean, Last };
+
+// csrc/ops/pool.cpp. Row s of y is made of rows [starts[s], starts[s + 1]) of x.
+//
+// NUMERICS  One fp32 total for each column, rows in order, so that a text's row never depends on others. A NaN in a
+//           column gives NaN.
+struct PoolOp {
+    static constexpr int kPhases = 1;
+    Pooling pooling;
+    const float* x;  // [rows][k], x_stride floats between rows
+    int64_t x_stride, rows, k;
+    const int32_t* starts;  // [count + 1], ascending
+    int64_t count;
+    float* y;  // [count][k]
+
+    void prepare(int threads);  // throws std::invalid_argument for an empty text, and for texts that are not all of x
+    int64_t chunks(int) const;
+    void run(int phase, int64_t chunk, int thread) const;
+};
+
 // csrc/ops/elementwise.cpp. y [count][k] = rows `indices` of x [..][k].
 struct GatherRowsOp {
     static constexpr int kPhases = 1;

@@ -24,7 +24,7 @@ class AdaptedModel:
         self.tables = tables
 
     def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
-        return self.model.compute(AdaptedOps(ops, self.tables, batch), batch, angles)
+        return self.model.compute(AdaptedOps(ops, self.tables, batch.routing, batch.logit_rows), batch, angles)
 
 
 class AdaptedOps:
@@ -33,10 +33,15 @@ class AdaptedOps:
     Adapters are added to `x W' + b`, before an activation. A residual comes first: `(residual + x W' + b) + adapters`.
     Rows without adapters have the bits of the plain product."""
 
-    def __init__(self, ops: ForwardOps, tables: Mapping[int, AdapterTable], batch: ForwardBatch):
+    def __init__(
+        self, ops: ForwardOps, tables: Mapping[int, AdapterTable], routing: Tensor, logit_rows: Tensor | None = None
+    ):
+        """`routing`, `logit_rows`: those of the step. Without `logit_rows`, a matrix has a row for each one of
+        `routing`."""
         self._ops = ops
         self._tables = tables
-        self._batch = batch
+        self._routing = routing
+        self._logit_rows = logit_rows
 
     def __getattr__(self, operation: str) -> Any:
         return getattr(self._ops, operation)
@@ -72,7 +77,6 @@ class AdaptedOps:
 
     def _routing_of(self, x: Tensor) -> Tensor:
         """The routing of the rows of x, which are those of all tokens, or those whose logits are wanted."""
-        routing = self._batch.routing
-        if isinstance(x, Tensor) and len(x) != len(routing):
-            return routing[self._batch.logit_rows]
-        return routing
+        if isinstance(x, Tensor) and self._logit_rows is not None and len(x) != len(self._routing):
+            return self._routing[self._logit_rows]
+        return self._routing

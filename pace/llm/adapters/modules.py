@@ -47,7 +47,8 @@ def products_of(model: BaseModelForCausalLM) -> Iterator[Product]:
     excluded = {id(expert) for stack in model.stacks() for expert in stack.experts}
     excluded |= {id(matrix) for layer in model.layers_aside for matrix in layer.matrices()}
     head = model.lm_head.embedding if isinstance(model.lm_head, TiedLMHead) else model.lm_head
-    yield Product(head, [ProductPart(HEAD, torch.arange(head.n))])
+    if head is not None:
+        yield Product(head, [ProductPart(HEAD, torch.arange(head.n))])
     for matrix in model.matrices():
         if matrix is not head and not isinstance(matrix, Embedding) and id(matrix) not in excluded:
             yield Product(matrix, _parts_of(matrix))

@@ -13,6 +13,7 @@ from pace.llm.constraints.mask_filler import NO_MASKS
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.engine.forced import ForcedTokens
 from pace.llm.engine.media import MEDIA_CACHE_BYTES, MediaEncoder
+from pace.llm.engine.rows import run_model
 from pace.llm.engine.scheduler import Scheduler
 from pace.llm.limits import checked_priority
 from pace.llm.runners.batch_builder import BatchBuilder
@@ -37,9 +38,9 @@ class Engine:
         media_cache_bytes: int = MEDIA_CACHE_BYTES,
     ) -> None:
         """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length`, `rope_regime`,
-        `kept_width` and `towers`. If it has any towers, also `encode(media)` and `angle_positions(media, start, end)`.
-        For sequences with adapters, it has `adapters`, its `AdapterSlots`. `scheduler` works on `cache`. `max_seq_len`
-        is at most the model's."""
+        `kept_width` and `towers`. For sequences that take rows, also `final_rows(batch)` and `logits(rows, routing)`;
+        for those with adapters, `adapters`, its `AdapterSlots`. If it has any towers, also `encode(media)` and
+        `angle_positions(media, start, end)`. `scheduler` works on `cache`. `max_seq_len` is at most the model's."""
         self.model = model
         self.ops = ops
         self.cache = cache
@@ -145,7 +146,7 @@ class Engine:
         with self.sampler.prepare(spans) if has_masks else NO_MASKS as pending:
             self.cache.plan(spans)
             batch = self.batches.build(spans, self.cache.kv)
-            logits = self.model.forward(batch)
+            logits = run_model(self.model, batch, spans)
             outcomes = self.sampler.sample(logits, spans, pending)
         for span, tokens in zip(spans, outcomes):
             self._advance(span, tokens)

@@ -165,7 +165,7 @@ class Scheduler:
             if sequence in self.running:  # not preempted for an earlier one
                 self.cache.reuse(sequence)
             start = sequence.num_computed
-            rows_free = max(0, sequence.logits_from - start) + rows_left
+            rows_free = tokens_left if sequence.takes_rows else max(0, sequence.logits_from - start) + rows_left
             num_tokens = min(sequence.num_pending, tokens_left, rows_free)
             if sequence.prompt_sharers and self.cache.has_states:
                 num_tokens = min(num_tokens, self._num_to_share(sequence) or num_tokens)

@@ -26,6 +26,7 @@ from pace.llm.loading.model import MAX_LOADING_THREADS, check_fits, fill_model, 
 from pace.llm.loading.options import LoadOptions, use_threads
 from pace.llm.loading.packed_weights import ExpertFile, PackedCopy, WeightsFile, check_has_experts
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.model import Model
 from pace.llm.operators import read_backend
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.prompts import NO_MEDIA, PromptEncoder
@@ -34,13 +35,10 @@ from pace.llm.processors.settings import FILES
 from pace.llm.runners import make_runner
 from pace.llm.speculation.build import Speculation
 from pace.llm.speculation.configs import MtpConfig
-from pace.memory import available_memory_bytes, format_bytes, parse_bytes
+from pace.memory import available_memory_bytes, format_bytes
 from pace.ops import native
 
 logger = logging.getLogger("pace")
-
-CACHE_SHARE = 0.5
-"""Share of the memory available after loading that the key/value cache may grow to."""
 
 
 class Loaded(NamedTuple):
@@ -54,6 +52,8 @@ class Loaded(NamedTuple):
     """The transformers tokenizer of the checkpoint; None if it has none."""
     defaults: SamplingConfig
     """The checkpoint's generation settings."""
+    checkpoint: Checkpoint
+    """The checkpoint, for its other files."""
     encoder: PromptEncoder = NO_MEDIA
     """Puts images and sound into prompts, if the model has towers for them."""
 
@@ -90,16 +90,17 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
     Raises the errors of `load_model`, and TypeError for generation settings of the wrong type.
     """
     ops, progress = options.ops, options.progress
-    _check_paths(options)
+    check_paths(options)
     if ops is native:
-        _warn_of_missing_kernels()
+        warn_of_missing_kernels()
     threads = use_threads(options.num_threads, options.pin_threads)
     model, checkpoint = _find_model(options)
     if checkpoint.gguf is None:  # the headers of other formats were not read yet
         CheckpointReader(checkpoint.path).close()
-    tokenizer = _find_tokenizer(options, checkpoint, model)
+    tokenizer = find_tokenizer(options, checkpoint, model)
     check_tokenizer(tokenizer)
-    defaults = _read_defaults(checkpoint, tokenizer, model)
+    generates = options.task == "generate"
+    defaults = _read_defaults(checkpoint, tokenizer, model) if generates else SamplingConfig()
     processors = _read_processors(checkpoint, model)
     checkpoint.forget_vocabulary()
     speculation = Speculation.prepare(options.spec_config, model, checkpoint, tokenizer, ops, options.hub)
@@ -107,7 +108,7 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
     if share:
         _check_budget(options, model, share)
     if speculation.checkpoint is not None:
-        speculation.model.weights_file = _weights_file(options, speculation.model, speculation.checkpoint)
+        speculation.model.weights_file = weights_file(options, speculation.model, speculation.checkpoint)
 
     fill_model(model, checkpoint, threads, progress)
     speculation.load(model, threads, progress)
@@ -126,7 +127,7 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
         max_tokens_per_step=tokens_per_step(model),
     )
     engine.identity = _identity(options, model, checkpoint, threads)
-    return Loaded(model, engine, tokenizer, defaults, _make_encoder(options, processors, model, tokenizer))
+    return Loaded(model, engine, tokenizer, defaults, checkpoint, _make_encoder(options, processors, model, tokenizer))
 
 
 def _read_processors(checkpoint: Checkpoint, model: BaseModelForCausalLM) -> Processors:
@@ -171,17 +172,17 @@ def _make_model(options: LoadOptions, checkpoint: Checkpoint) -> BaseModelForCau
     """Makes the model of a checkpoint, without weights; their files need not be downloaded yet. Raises for errors that
     config and headers show: an architecture, an option, too little memory."""
     dtypes = options.weight_dtype, options.ops, options.kv_dtype
-    model = make_model(checkpoint, *dtypes, options.quantization_config, options.media)
+    model = make_model(checkpoint, *dtypes, options.quantization_config, options.media, options.task == "embed")
     if isinstance(options.spec_config, MtpConfig):
         model.add_mtp()
-    model.weights_file = _weights_file(options, model, checkpoint)
+    model.weights_file = weights_file(options, model, checkpoint)
     _check_length(options, model)
     _check_budget(options, model, Fraction(0))
     check_fits(model, checkpoint)
     return model
 
 
-def _weights_file(options: LoadOptions, model: BaseModelForCausalLM, checkpoint: Checkpoint) -> WeightsFile | None:
+def weights_file(options: LoadOptions, model: Model, checkpoint: Checkpoint) -> WeightsFile | None:
     """The file of packed weights, present or to be written; None if weights are only kept in memory."""
     folder = options.weights_cache and Path(options.weights_cache).expanduser()
     if options.weights == "mapped":
@@ -191,7 +192,7 @@ def _weights_file(options: LoadOptions, model: BaseModelForCausalLM, checkpoint:
     return PackedCopy(checkpoint.path, folder) if folder and options.ops is native else None
 
 
-def _check_paths(options: LoadOptions) -> None:
+def check_paths(options: LoadOptions) -> None:
     """Raises the errors of `find_checkpoint` for a tokenizer or draft model given by path, before anything is read or
     downloaded."""
     for other in (options.tokenizer_name_or_path, getattr(options.spec_config, "model", None)):
@@ -211,7 +212,8 @@ def _is_path(path_or_id: str | Path) -> bool:
     )
 
 
-def _warn_of_missing_kernels() -> None:
+def warn_of_missing_kernels() -> None:
+    """Logs a warning if this build has no kernels for the best instruction set of this CPU."""
     best = _C.best_isa()
     if best not in _C.built_isas():
         logger.warning(
@@ -235,7 +237,8 @@ def _check_length(options: LoadOptions, model: BaseModelForCausalLM) -> None:
         )
 
 
-def _find_tokenizer(options: LoadOptions, checkpoint: Checkpoint, model: BaseModelForCausalLM) -> Any:
+def find_tokenizer(options: LoadOptions, checkpoint: Checkpoint, model: Model) -> Any:
+    """The tokenizer of the options, or of the checkpoint; None if that has none."""
     if options.tokenizer_name_or_path is None:
         return checkpoint.load_tokenizer(model.vocab_size, required=False)
     return Checkpoint(_tokenizer_path(options, checkpoint)).load_tokenizer(model.vocab_size)
@@ -305,9 +308,8 @@ def _read_defaults(checkpoint: Checkpoint, tokenizer: Any, model: BaseModelForCa
 def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share: Fraction) -> None:
     """Raises ValueError if the cache has no room for one block, or for one sequence of `max_seq_len` tokens, after
     subtracting a draft model's share. Also for inconsistent sizes."""
-    budget = available_memory_bytes() * CACHE_SHARE
-    if options.kv_cache_bytes is not None:
-        budget = parse_bytes(options.kv_cache_bytes)
+    budget = options.cache_budget(available_memory_bytes())
+    if not options.takes_share:
         length = options.max_seq_len
         spec = spec_of(model.kv_spec, options.kv_cache_type)
         max_drafts = options.cache_options["max_drafts"]
@@ -325,9 +327,7 @@ def _cache_budget(options: LoadOptions, model: BaseModelForCausalLM) -> int:
     """Bytes for the keys and values of all models, once the weights are in memory. Pages of a packed copy are reported
     as available but must stay in memory."""
     available = available_memory_bytes(kept=model.mapped_nbytes if options.weights == "memory" else 0)
-    if options.kv_cache_bytes is None:
-        return int(available * CACHE_SHARE)
-    budget = parse_bytes(options.kv_cache_bytes)
+    budget = options.cache_budget(available)
     if budget > available:
         logger.warning(
             (

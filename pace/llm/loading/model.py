@@ -1,4 +1,4 @@
-"""Makes the model of a checkpoint, then fills it: `make_model`, `check_fits`, `fill_model`."""
+"""Makes the model of a checkpoint, then fills it: `make_model` or `make_encoder`, `check_fits`, `fill_model`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from pace.llm.loading.packed_weights import ExpertFile
 from pace.llm.loading.plan import plan_layout
 from pace.llm.loading.progress import progress_bar
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.encoders.encoder import Encoder, labels_of
+from pace.llm.models.encoders.encoder_list import read_encoder_config
 from pace.llm.models.head_cost import LARGE, head_cost
+from pace.llm.models.model import Model
 from pace.llm.models.model_list import read_config
 from pace.memory import available_memory_bytes
 from pace.ops.protocol import Ops
@@ -35,18 +38,35 @@ def make_model(
     kv_dtype: torch.dtype | None = None,
     quantization: QuantizationConfig | None = None,
     media: bool = False,
+    embeds: bool = False,
 ) -> BaseModelForCausalLM:
     """Makes the model described by a checkpoint's config.json, without weights: it takes no memory and cannot run yet.
-    Keys and values are in `kv_dtype`; None for `dtype`. With `media`, it has its towers for images and sound."""
+    Keys and values are in `kv_dtype`; None for `dtype`. With `media`, it has its towers for images and sound. With
+    `embeds`, it has a classifier if the checkpoint does, and needs no head."""
     with errors_about(checkpoint):
-        model_class, config = read_config(checkpoint.config, media)
+        model_class, config = read_config(checkpoint.config, media, embeds)
     model = model_class(config, dtype, ops)
     model.kv_dtype = kv_dtype or dtype
+    if embeds:
+        model.has_optional_head = True
+        if labels := labels_of(checkpoint.config):
+            model.add_classifier(len(labels))
     model.quantize(quantization)
     return model
 
 
-def check_fits(model: BaseModelForCausalLM, checkpoint: Checkpoint) -> None:
+def make_encoder(
+    checkpoint: Checkpoint, dtype: torch.dtype, ops: Ops, quantization: QuantizationConfig | None = None
+) -> Encoder:
+    """Makes the encoder described by a checkpoint's config.json, without weights, like `make_model`."""
+    with errors_about(checkpoint):
+        encoder_class, config = read_encoder_config(checkpoint.config)
+    encoder = encoder_class(config, dtype, ops)
+    encoder.quantize(quantization)
+    return encoder
+
+
+def check_fits(model: Model, checkpoint: Checkpoint) -> None:
     """Raises MemoryError if the weights need more than the available memory, from config and headers only. Weights that
     are not downloaded yet are judged if the config says how they are stored."""
     if model.planned_nbytes(model.ops, model.dtype) <= available_memory_bytes():
@@ -63,7 +83,7 @@ def check_fits(model: BaseModelForCausalLM, checkpoint: Checkpoint) -> None:
 
 
 def fill_model(
-    model: BaseModelForCausalLM,
+    model: Model,
     checkpoint: Checkpoint,
     threads: int,
     progress: bool,
@@ -85,7 +105,7 @@ def fill_model(
             model.load_weights(source, min(threads, MAX_LOADING_THREADS), report)
         seconds = time.perf_counter() - started
         logger.info("%s: %.2f GB from %s in %.1f s", type(model).__name__, reader.total_bytes / 1e9, path, seconds)
-    if model.lm_head is None:  # a drafter that uses its target's head
+    if model.lm_head is None:  # an encoder, or a drafter that uses its target's head
         return
     if (head := head_cost(model, model.ops, model.dtype)).share > LARGE:
         logger.info("%s; QuantizationConfig(lm_head=...) or --lm-head holds it in fewer bits", head)

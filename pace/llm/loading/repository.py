@@ -22,6 +22,11 @@ QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"
 """Files in which AutoGPTQ, AutoAWQ and ModelOpt described the quantisation before config.json did, and their
 `quant_method`."""
 CONFIG_FILES = ("config.json", "generation_config.json", *PROCESSOR_FILES, *QUANTIZATION_FILES)
+ENCODING_FILES = (
+    "modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "[0-9]_*/config.json",
+    "[0-9]_Dense/model.safetensors", "[0-9]_Dense/pytorch_model.bin",
+)  # fmt: skip
+"""Patterns of sentence-transformers' files (pace/llm/encoding/settings.py)."""
 DEFAULT_QUANT = "Q4_K_M"
 """Default quant of a GGUF repository, as in llama.cpp."""
 NOT_A_MODEL = ("mmproj", "imatrix")
@@ -45,9 +50,8 @@ def needed_files(
     Raises FileNotFoundError if the repository has no config.json or no usable weights.
     """
     names = sorted(names)
-    wanted = [
-        name for name in names if name in CONFIG_FILES or any(fnmatch(name, pattern) for pattern in TOKENIZER_FILES)
-    ]
+    patterns = (*TOKENIZER_FILES, *ENCODING_FILES)
+    wanted = [name for name in names if name in CONFIG_FILES or any(fnmatch(name, pattern) for pattern in patterns)]
     if not weights:
         return wanted
     if "config.json" not in names:

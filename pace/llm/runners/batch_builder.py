@@ -49,7 +49,7 @@ class BatchBuilder:
 
     def build(self, spans: list[Span], kv: list[LayerBlocks]) -> ForwardBatch:
         ends = [span.end for span in spans]
-        rows = [span.num_rows for span in spans]
+        rows = [span.num_wanted for span in spans]
         num_tokens = sum(ends) - sum(span.start for span in spans)
         width = -(-max(ends) // (BLOCK_SIZE * _TABLE_STEP)) * _TABLE_STEP
         shape = (len(spans), num_tokens, sum(rows), width)

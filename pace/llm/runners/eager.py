@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pace.batch import ForwardBatch
 from pace.graph.recorded import OPERATOR_OF
-from pace.llm.adapters.adapted import AdaptedModel
 from pace.llm.layers import Embedding, Layer, Linear, TiedLMHead
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
@@ -37,8 +36,15 @@ class EagerRunner(ModelRunner):
         self._ops = RoutedOps(chosen, product_operators(model))
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        model = self.model if batch.routing is None else AdaptedModel(self.model, self.adapters.tables)
-        return model.compute(self._ops, batch, self.model.angles(batch))
+        ops = self.adapted(self._ops, batch.routing, batch.logit_rows)
+        return self.model.compute(ops, batch, self.model.angles(batch))
+
+    def final_rows(self, batch: ForwardBatch) -> Tensor:
+        ops = self.adapted(self._ops, batch.routing, batch.logit_rows)
+        return self.model.final_rows(ops, batch, self.model.angles(batch))
+
+    def logits(self, rows: Tensor, routing: Tensor | None = None) -> Tensor:
+        return self.model.logits(self.adapted(self._ops, routing), rows)
 
     def run_slice(self, piece: Slice, batch: ForwardBatch, angles: Angles) -> Tensor:
         return piece.compute(self._ops, batch, angles)

@@ -20,15 +20,28 @@ from pace.llm.operators import OPERATORS, OperatorReport, OperatorRun
 from pace.llm.runners.eager import product_operators
 from pace.llm.runners.runner import ModelRunner
 from pace.ops.adapters import AdapterTable
+from pace.ops.protocol import ForwardOps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class FinalRows:
+    """The forward pass up to the final norm."""
+
+    model: BaseModelForCausalLM
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        return self.model.final_rows(ops, batch, angles)
+
+
+@dataclass(eq=False)
 class Recorded:
     """The programs of a forward pass."""
 
     whole: Program
     stages: list[Program]
     """The same in two parts, for steps in which some tokens need no logits; empty for models that have no stages."""
+    rows: Program | None
+    """The program without the head, recorded on first use."""
     tables: Mapping[int, AdapterTable] = field(default_factory=dict)
     """The adapters of its products."""
 
@@ -66,7 +79,7 @@ class ProgramRunner(ModelRunner):
             neighbour = programs[0] if programs else self._plain.whole if tables else None
             programs.append(Program(adapted, layers, halves, self._optimise, neighbour))
             programs[-1].set_profiling(self._profiles)
-        return Recorded(programs[0], programs[1:], tables)
+        return Recorded(programs[0], programs[1:], programs[0] if model.lm_head is None else None, tables)
 
     def _recorded(self, batch: ForwardBatch) -> Recorded:
         """The programs for a step. Without adapters in it, they are those of a model that has none."""
@@ -92,6 +105,18 @@ class ProgramRunner(ModelRunner):
         if not len(batch.logit_rows):
             return torch.empty(0, self.vocab_size)
         return self._run(tail, batch.of_wanted_tokens(x))
+
+    def final_rows(self, batch: ForwardBatch) -> Tensor:
+        recorded = self._recorded(batch)
+        if recorded.rows is None:
+            part = FinalRows(self.model)
+            adapted = AdaptedModel(part, recorded.tables) if recorded.tables else part
+            layers, halves = self.model.kv_spec.layers, [rotary.half for rotary in self.model.rotaries]
+            recorded.rows = Program(adapted, layers, halves, neighbour=self.program)
+        return self._run(recorded.rows, batch)
+
+    def logits(self, rows: Tensor, routing: Tensor | None = None) -> Tensor:
+        return self.model.logits(self.adapted(self.model.ops, routing), rows)
 
     def _run(self, program: Program, batch: ForwardBatch) -> Tensor:
         found = program.run(batch, self.model.angles(batch))
