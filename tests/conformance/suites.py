@@ -109,7 +109,7 @@ def langchain(folder: Path, results: Path) -> None:
 def embeddings(folder: Path, results: Path) -> None:
     """LangChain's standard tests of vectors, over HTTP and in process. Clients of LlamaIndex and Haystack."""
     packages = ["langchain-tests", "langchain-openai", "llama-index-embeddings-openai-like", "haystack-ai"]
-    _check(environment(folder, packages), folder, results, "embeddings", options=["--task", "embed"])
+    _check(environment(folder, packages), folder, results, "embeddings", *ONE_LOOP, options=["--task", "embed"])
 
 
 def kani(folder: Path, results: Path) -> None:

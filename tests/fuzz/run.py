@@ -28,6 +28,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # OpenMP threads do not survive fork

@@ -1,7 +1,7 @@
 """Vocabularies of encoders in GGUF files: WordPiece ("bert") and unigram pieces with scores ("t5").
 
-llama.cpp reads both in src/llama-vocab.cpp. Its converter rewrites WordPiece tokens: `##` is dropped from the pieces
-inside of words, and those that begin a word get sentencepiece's mark of a space."""
+llama.cpp reads both in src/llama-vocab.cpp. Its converter rewrites WordPiece tokens. Pieces inside of words lose their
+`##`, and others get sentencepiece's mark of a space."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ OTHER_KEYS = {"bos": "cls", "seperator": "eos"}
 ENDS = {"bos": "bos", "eos": "eos", "sep": "seperator"}
 """Name in the key tokenizer.ggml.add_<name>_token -> name in tokenizer.ggml.<name>_token_id."""
 ONE_SEPARATOR = ("modern-bert",)
-"""Values of tokenizer.ggml.pre for which one token parts the texts of a pair, whatever add_sep_token says: some
-converters always wrote true."""
+"""Values of tokenizer.ggml.pre for which one token parts the texts of a pair. Some converters always wrote
+add_sep_token = true, which would mean two."""
 MAX_SPACED = 0.1
 """Maximum share of a WordPiece vocabulary that begins with sentencepiece's mark of a space."""
 LONG_MARK = 3
@@ -130,8 +130,8 @@ def _charsmap(metadata: Metadata) -> dict[str, Any] | None:
 
 def encoder_ends(metadata: Metadata, texts: list[str], ids: dict[str, int | None]) -> dict[str, Any] | None:
     """Post-processor of an encoder, which puts tokens around texts and pairs. `ids`: those of "bos", "eos" and
-    "seperator". WordPiece texts have both ends whatever the keys say, and the second text of a pair has type 1. Raises
-    ValueError if they have none."""
+    "seperator". In WordPiece, texts have both ends, also if keys say otherwise, and the second text of a pair has type
+    1. Raises ValueError if such a vocabulary lacks one."""
 
     def token(name: str) -> list[Token]:
         return [] if ids[name] is None else [(texts[ids[name]], ids[name])]

@@ -61,12 +61,12 @@ def open_parts(options: LoadOptions, keeps_dtype: bool) -> Parts:
         return checkpoint
 
     checkpoint = look(find_checkpoint(options.model_name_or_path, **options.hub, check=look))
-    options = replace(options, model_name_or_path=checkpoint.path, revision=None, task="embed", media=False)
+    options = replace(options, model_name_or_path=checkpoint.path, revision=None, media=False)
     if keeps_dtype:
         options = replace(options, dtype=stored_dtype(checkpoint))
     checkpoint.forget_vocabulary()
     if find_encoder(checkpoint.config) is None:
-        loaded = open_model(options)
+        loaded = open_model(options, embeds=True)
         driver = EngineDriver(loaded.engine, reload="EmbeddingModel(...)")
         parts = causal_parts(driver, loaded.model, loaded.tokenizer, checkpoint)
     else:

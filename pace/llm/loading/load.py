@@ -80,12 +80,15 @@ def load_model(options: LoadOptions) -> BaseModelForCausalLM:
     return model
 
 
-def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = lambda tokenizer: None) -> Loaded:
+def open_model(
+    options: LoadOptions, check_tokenizer: Callable[[Any], object] = lambda tokenizer: None, embeds: bool = False
+) -> Loaded:
     """Finds a checkpoint, checks the options against it, reads its weights, and makes the engine.
 
     Errors in the options and the small files are found before gigabytes of weights are read or downloaded. Errors that
     options, config and headers show are found before the tokenizer is read. Sets the number of kernel threads of this
     process. `check_tokenizer` is called before weights are read, and may raise an error for a tokenizer, or for None.
+    With `embeds`, the model is for rows and scores of texts: it may be a classifier, and needs no LM head.
 
     Raises the errors of `load_model`, and TypeError for generation settings of the wrong type.
     """
@@ -94,13 +97,12 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
     if ops is native:
         warn_of_missing_kernels()
     threads = use_threads(options.num_threads, options.pin_threads)
-    model, checkpoint = _find_model(options)
+    model, checkpoint = _find_model(options, embeds)
     if checkpoint.gguf is None:  # the headers of other formats were not read yet
         CheckpointReader(checkpoint.path).close()
     tokenizer = find_tokenizer(options, checkpoint, model)
     check_tokenizer(tokenizer)
-    generates = options.task == "generate"
-    defaults = _read_defaults(checkpoint, tokenizer, model) if generates else SamplingConfig()
+    defaults = SamplingConfig() if embeds else _read_defaults(checkpoint, tokenizer, model)
     processors = _read_processors(checkpoint, model)
     checkpoint.forget_vocabulary()
     speculation = Speculation.prepare(options.spec_config, model, checkpoint, tokenizer, ops, options.hub)
@@ -157,22 +159,22 @@ def _make_encoder(
     return PromptEncoder(Processors(**found), tokenizer, options.max_image_tokens)
 
 
-def _find_model(options: LoadOptions) -> tuple[BaseModelForCausalLM, Checkpoint]:
+def _find_model(options: LoadOptions, embeds: bool = False) -> tuple[BaseModelForCausalLM, Checkpoint]:
     """Finds the checkpoint, downloaded if needed, and makes its model, without weights."""
 
     def make(path: Path) -> tuple[BaseModelForCausalLM, Checkpoint]:
         checkpoint = Checkpoint(path, options.media, options.mmproj)
-        return _make_model(options, checkpoint), checkpoint
+        return _make_model(options, checkpoint, embeds), checkpoint
 
     media = options.media and options.mmproj is None
     return make(find_checkpoint(options.model_name_or_path, **options.hub, check=make, media=media))
 
 
-def _make_model(options: LoadOptions, checkpoint: Checkpoint) -> BaseModelForCausalLM:
+def _make_model(options: LoadOptions, checkpoint: Checkpoint, embeds: bool) -> BaseModelForCausalLM:
     """Makes the model of a checkpoint, without weights; their files need not be downloaded yet. Raises for errors that
     config and headers show: an architecture, an option, too little memory."""
     dtypes = options.weight_dtype, options.ops, options.kv_dtype
-    model = make_model(checkpoint, *dtypes, options.quantization_config, options.media, options.task == "embed")
+    model = make_model(checkpoint, *dtypes, options.quantization_config, options.media, embeds)
     if isinstance(options.spec_config, MtpConfig):
         model.add_mtp()
     model.weights_file = weights_file(options, model, checkpoint)

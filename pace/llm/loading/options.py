@@ -119,9 +119,6 @@ class LoadOptions:
     limit."""
     media_cache_bytes: int | str = "256MiB"
     """Memory for the rows of encoded images and clips, so that one that is asked about again is not encoded again."""
-    task: str = "generate"
-    """What the model is for: "generate", or "embed" for rows and scores of texts (`EmbeddingModel`). The latter takes
-    classifiers, and checkpoints without an LM head."""
     mmproj: str | Path | None = None
     """The mmproj file of llama.cpp with the towers of a GGUF file; None for one that is found in its folder or
     repository (docs/media.md)."""
@@ -147,8 +144,6 @@ class LoadOptions:
         if self.max_image_tokens is not None and self.max_image_tokens < 1:
             raise ValueError(f"max_image_tokens must be at least 1; got {self.max_image_tokens}")
         _read_bytes("media_cache_bytes", self.media_cache_bytes)
-        if self.task not in ("generate", "embed"):
-            raise ValueError(f'task must be "generate" or "embed"; got {self.task!r:.100}')
         self._check("mmproj", "a path or None", str, os.PathLike, optional)
         if self.mmproj is not None and not self.media:
             raise ValueError("mmproj must not be given with media=False, which leaves out towers")

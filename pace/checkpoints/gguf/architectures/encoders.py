@@ -1,7 +1,7 @@
 """Architectures of GGUF files of encoders.
 
-Files of BERT also hold RoBERTa, XLM-R, CamemBERT and DistilBERT. Their position tables begin with the row of the first
-token, so all of them count positions from 0. DistilBERT has no token types; nothing else tells it from BERT.
+Files of BERT also hold RoBERTa, XLM-R and DistilBERT. Their position tables begin with the row of the first
+token, so all of them count positions from 0. DistilBERT has no token types, which is its only difference from a BERT.
 
 The converter drops the pooler of a BERT. A cross-encoder without one is refused: its scores would be wrong. The
 classifiers of RoBERTa and XLM-R are complete, and are that of a BERT under other names."""
@@ -89,8 +89,8 @@ def typed(stem: str) -> Change:
 
 
 def modern_bert(fields: Fields, keys: Keys) -> Fields:
-    """Adds the activation, the two rotations, and the rows that the classifier reads. As in llama.cpp, they are the
-    mean in a file that does not say it, and one base in such a file is for all layers."""
+    """Adds the activation, the two rotations, and the rows that the classifier reads. The defaults are those of
+    llama.cpp: the mean of all rows, and one base of rotation for all layers."""
     local = keys.number("rope.freq_base_swa", fields["rope_theta"])
     pooling = keys.integer("classifier.pooling_type", MEAN)
     if pooling not in (MEAN, CLS):
@@ -105,7 +105,7 @@ def modern_bert(fields: Fields, keys: Keys) -> Fields:
 
 
 def embedding_gemma(fields: Fields, keys: Keys) -> Fields:
-    """The window is that of config.json, of which a token sees half on each side."""
+    """Adds what makes a Gemma 3 an encoder. The window is that of config.json, the width of both sides together."""
     return rotations(fields, keys.number("rope.freq_base_swa", 10000.0)) | {
         **without_classifier("Gemma3Text", keys),
         "query_pre_attn_scalar": fields["head_dim"],

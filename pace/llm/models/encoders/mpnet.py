@@ -31,7 +31,7 @@ class MPNetConfig(BertConfig):
     pad_token_id: int | tuple[int, ...] | None = token_ids(1)
 
     padding: ClassVar[int] = 1
-    """The id of padding, whatever `pad_token_id` is."""
+    """The id of padding, also if `pad_token_id` is another one."""
 
 
 class MPNetModel(RobertaModel):

@@ -132,9 +132,8 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_freq_base(theta)
     if family == "modernbert":
         writer.add_sliding_window(config["local_attention"])
-        if config["layer_types"][:3] != ["full_attention", "sliding_attention", "sliding_attention"]:
-            period = config["layer_types"].index("full_attention", 1)
-            writer.add_sliding_window_pattern(period)
+        if "full_attention" in config["layer_types"][1:3]:  # three is the default
+            writer.add_sliding_window_pattern(config["layer_types"].index("full_attention", 1))
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
         writer.add_vocab_size(config["vocab_size"])
         writer.add_string("modern-bert.hidden_activation", config["hidden_activation"])
@@ -185,8 +184,8 @@ def without_marks(name: str, is_special: bool) -> str:
 
 
 def charsmap(changes: dict[str, str]) -> bytes:
-    """A table of sentencepiece that replaces characters by others: a double array of bytes, which are XORed to the
-    offset of a node, and the replacements."""
+    """A table of sentencepiece that replaces characters by others. It is a double array, in which the bytes of a
+    character are XORed to the offset of a node, and the replacements."""
     tree: dict = {}
     texts, starts = b"", {}
     for source, target in changes.items():

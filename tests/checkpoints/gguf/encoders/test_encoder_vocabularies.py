@@ -136,7 +136,7 @@ def test_fillers_leave_the_score_of_unknown_characters(tmp_path):
 
 
 def test_pairs_of_byte_level_vocabularies(tmp_path):
-    """RoBERTa's have two tokens between texts, ModernBERT's have one, whatever its key says."""
+    """RoBERTa's have two tokens between texts. ModernBERT's have one, also if the key says two."""
     state = json.loads(byte_level().backend_tokenizer.to_str())
 
     def add(pre):
