@@ -15,6 +15,7 @@ from pace.llm.layers import (
     Block,
     Embedding,
     FloatLinear,
+    Layer,
     LayerNorm,
     LMHead,
     NoNorm,
