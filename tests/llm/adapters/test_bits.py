@@ -105,6 +105,25 @@ def test_sums_have_the_order_of_a_key_whatever_the_slots_are(tmp_path):
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
+class InTwo(ProgramRunner):
+    """Computes the rows of the final norm, then their logits."""
+
+    def forward(self, batch):
+        return self.logits(self.final_rows(batch), batch.routing[batch.logit_rows])
+
+
+def test_rows_of_the_final_norm_and_their_head_have_adapters(tmp_path):
+    base = save_tiny(tmp_path, "qwen3", {})
+    model = load_model(tmp_path, torch.bfloat16, native)
+    adapters = [random_adapter(base, 1)[1], random_adapter(base, 2, ["lm_head", "q_proj"])[1]]
+    found = []
+    for kind in (ProgramRunner, InTwo, EagerRunner):
+        text = Runner(with_adapters(model, *adapters, kind=kind), 2, LENGTH)
+        found.append(text.step({0: texts()[0], 1: texts()[1]}, routes={0: [(0, 1.0), (1, 0.5)], 1: []}))
+    for other in found[1:]:
+        assert all(torch.equal(other[s], found[0][s]) for s in (0, 1))
+
+
 def test_loading_and_unloading_between_steps_keeps_the_program(tmp_path):
     base = save_tiny(tmp_path, "qwen3", {})
     model = load_model(tmp_path, torch.float32, native)
