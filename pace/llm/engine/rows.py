@@ -27,7 +27,11 @@ def run_model(model: Any, batch: ForwardBatch, spans: list[Span]) -> Tensor:
         elif end > first:
             _give(rows[first:end], span)
         first = end
-    return model.logits(rows[with_logits]) if with_logits else torch.empty(0, model.vocab_size)
+    if not with_logits:
+        return torch.empty(0, model.vocab_size)
+    if batch.routing is None:
+        return model.logits(rows[with_logits])
+    return model.logits(rows[with_logits], batch.routing[batch.logit_rows[with_logits]])
 
 
 def _give(rows: Tensor, span: Span) -> None:

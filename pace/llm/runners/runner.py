@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from pace.batch import ForwardBatch, KVSpec
+from pace.llm.adapters.adapted import AdaptedOps
+from pace.llm.adapters.slots import AdapterSlots
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.towers.tower import Slice, Tower
@@ -22,6 +25,8 @@ class ModelRunner(ABC):
     def __init__(self, model: BaseModelForCausalLM):
         """The model's weights must be loaded."""
         self.model = model
+        self.adapters = AdapterSlots(model)
+        """The adapters that steps may name. May be replaced until one is loaded."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -33,8 +38,13 @@ class ModelRunner(ABC):
         head."""
 
     @abstractmethod
-    def logits(self, rows: Tensor) -> Tensor:
-        """Returns the logits `[R, V]` of rows of the final norm, with the bits of `forward`."""
+    def logits(self, rows: Tensor, routing: Tensor | None = None) -> Tensor:
+        """Returns the logits `[R, V]` of rows of the final norm, with the bits of `forward`. `routing [R, 2 k]`: the
+        adapters of the rows, as in `ForwardBatch`."""
+
+    def adapted(self, ops: Any, routing: Tensor | None, logit_rows: Tensor | None = None) -> Any:
+        """Returns operations with the adapters of `routing`; `ops` without any. `logit_rows`: as in `ForwardBatch`."""
+        return ops if routing is None else AdaptedOps(ops, self.adapters.tables, routing, logit_rows)
 
     @abstractmethod
     def run_slice(self, piece: Slice, batch: ForwardBatch, angles: Angles) -> Tensor:
