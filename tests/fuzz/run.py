@@ -41,6 +41,7 @@ from pace.llm.encoding.load import open_encoder
 from pace.llm.layers import Layer, Linear
 from pace.llm.layers.base import Vectors
 from pace.llm.loading.checkpoint import read_config_json
+from pace.llm.loading.find import find_checkpoint
 from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
 from pace.llm.models.encoders.encoder_list import find_encoder
@@ -96,7 +97,7 @@ def run_case(seed: int, checkpoints: dict, folder: Path) -> tuple[str, str]:
 
 def generate(case: Path) -> str:
     """Loads and generates, or encodes. The loaded weights must not depend on the earlier contents of their memory."""
-    if find_encoder(read_config_json(case)):
+    if find_encoder(read_config_json(find_checkpoint(case))):
         driver = open_encoder(LoadOptions(case, **PLAIN)).driver
         driver.rows([TextTokens((1, 2, 3))], ("mean",))
         driver.close()
@@ -125,7 +126,7 @@ def poisoned_bits(case: Path, poison: float) -> list[bytes]:
     options = LoadOptions(case, **PLAIN)
     Model.allocate = allocate_poisoned
     try:
-        is_encoder = find_encoder(read_config_json(case))
+        is_encoder = find_encoder(read_config_json(find_checkpoint(case)))
         model = open_encoder(options).driver.encoder if is_encoder else load_model(options)
     finally:
         Model.allocate = allocate
