@@ -20,17 +20,23 @@ class HostedModel(Protocol):
     """The same in words for clients, which follow "it"."""
     started: int
     """Time at which the model was first asked for, in seconds since 1970."""
-    names: tuple[str, ...]
-    """Names in requests; the first is its id. Names of loaded adapters follow, so this may change."""
     status: str
-    """ "unloaded", "loading", "ready", "draining" or "failed". The pool sets it before `load` and after `unload`, and
-    the model at the end of `load`."""
+    """ "loading" for the first time, "ready", "unloaded", "reloading", "failed" or "draining". The pool sets it before
+    `load` and `unload`, and the model at the end of `load`."""
     max_length: int | None
     """Maximum number of tokens of a sequence; None until the model was loaded once."""
-    max_body_bytes: int
-    """Maximum size of a request's body, in bytes."""
-    registry: CollectorRegistry
-    """Its metrics. The pool adds the model's name to them."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names in requests; the first is its id. Names of loaded adapters follow, so this may change."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Maximum size of a request's body, in bytes."""
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Its metrics. The pool adds the model's name to them."""
 
     def load(self) -> None:
         """Reads the weights. Sets `status` to "ready", or to "failed" and raises the error of loading."""
