@@ -21,6 +21,9 @@ _ids = itertools.count()
 
 T = TypeVar("T")
 
+AdapterKey = tuple[tuple[str, float], ...]
+"""Adapters of a sequence: (digest of its contents, weight) of each, sorted, no digest twice. () for the base model."""
+
 
 class TokenSink(Protocol):
     """Receiver of a sequence's tokens. Called on the engine's thread during a step, so it must record the token, wake
@@ -234,6 +237,9 @@ class Sequence:
         """Sort key in the scheduler's order, smallest first; set by the scheduler. None while the sequence neither
         waits nor runs."""
 
+        self.adapter: AdapterKey = ()
+        """Adapters that its tokens are computed with, all of them loaded. Set it before the sequence is submitted; a
+        fork inherits it."""
         self.cache_salt: str | None = None
         """Sequences share cached blocks only if this is the same. Set it before the sequence is submitted; a fork
         inherits it."""

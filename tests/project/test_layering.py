@@ -24,7 +24,7 @@ LAYERS: list[list[str]] = [
     + ["pace.llm.speculation.configs", "pace.llm.chat"]
     + ["pace.llm.processors.processor", "pace.llm.processors.prompts"],
     ["pace.llm.layers"],
-    ["pace.llm.models", "pace.llm.loading", "pace.llm.processors"],
+    ["pace.llm.models", "pace.llm.loading", "pace.llm.processors", "pace.llm.adapters"],
     ["pace.llm.runners"],
     ["pace.llm.cache", "pace.llm.text", "pace.llm.outputs"],
     ["pace.llm.constraints"],
