@@ -7,6 +7,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from pace.llm.chat import Tool, format_named, read_choice, read_tools
@@ -15,14 +16,18 @@ from pace.llm.chat.turn import Turn, plan_turn
 from pace.llm.clients.batch import Batch
 from pace.llm.clients.beam_search import BeamBatch
 from pace.llm.clients.chat import ChatAnswer
+from pace.llm.clients.decisions import LabelLogits
 from pace.llm.clients.requests import Request, Stream
 from pace.llm.clients.streamer import Streamer, make_streamer
 from pace.llm.configs import SamplingConfig
+from pace.llm.decisions.config import DecisionConfig
+from pace.llm.decisions.decide import Decider, answers_of, places_of
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.infill import infill_prompts
 from pace.llm.inputs import with_keywords
 from pace.llm.limits import checked_priority, checked_salt
+from pace.llm.loading.checkpoint import Checkpoint
 from pace.llm.outputs import GenerateOutput, Transcript
 from pace.llm.preparation import PreparedCall, Preparer
 from pace.llm.processors.prompts import NO_MEDIA, MediaPart, Prompt, PromptEncoder
@@ -49,10 +54,12 @@ class Generator:
         defaults: SamplingConfig | None = None,
         progress: bool = False,
         encoder: PromptEncoder = NO_MEDIA,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         """`defaults` has the checkpoint's settings: its generation config, end and pad tokens. Without a tokenizer
         prompts must be token ids, and there are no texts and no stop strings. `progress` shows a bar for several rows,
-        on a terminal or in a notebook. `encoder` puts images and sound into prompts, for models that take them."""
+        on a terminal or in a notebook. `encoder` puts images and sound into prompts, for models that take them.
+        `checkpoint` is the one that the model was loaded from."""
         self.driver = EngineDriver(engine)
         self.tokenizer = tokenizer
         self.defaults = defaults or SamplingConfig()
@@ -60,6 +67,7 @@ class Generator:
         self.encoder = encoder
         self._preparer = Preparer(self.driver, tokenizer, self.defaults, encoder)
         self.constraints = self._preparer.constraints
+        self.decider = Decider(tokenizer, None if checkpoint is None else checkpoint.path)
 
     @property
     def engine(self) -> Engine:
@@ -263,6 +271,14 @@ class Generator:
         output = self._generate(prepare, None, None)
         text = reader.read(output.texts[0], is_last=True)
         return Transcript(text, reader.language, output.finish_reasons[0], output.metrics)
+
+    def decide(
+        self, state: Any, questions: dict[str, Any], decision_config: DecisionConfig | str | Path | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """Answers questions about a state; see `LLMModel.decide`."""
+        maker = self.decider.prompts(decision_config)
+        prompts = maker.read(state, questions)
+        return answers_of(prompts, LabelLogits(self.driver, places_of(prompts)).result(), maker.config)
 
     def _prepare_stream(
         self, caller: str, prompt: Any, sampling_config: SamplingConfig | None, **fields: Any

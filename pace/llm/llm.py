@@ -15,6 +15,7 @@ from pace.llm.clients.requests import Request
 from pace.llm.clients.scoring import Scores, score, score_from
 from pace.llm.clients.session import Session
 from pace.llm.configs import KVCacheType, SamplingConfig
+from pace.llm.decisions.config import DecisionConfig
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.inputs import read_prompts
@@ -91,7 +92,7 @@ class LLMModel:
         self.tokenizer = loaded.tokenizer
         self._model: BaseModelForCausalLM | None = loaded.model
         self._generator: Generator | None = Generator(
-            loaded.engine, loaded.tokenizer, loaded.defaults, options.progress, loaded.encoder
+            loaded.engine, loaded.tokenizer, loaded.defaults, options.progress, loaded.encoder, loaded.checkpoint
         )
         self.config = self._model.config
         """The model's config: config.json, completed with the architecture's defaults."""
@@ -237,6 +238,26 @@ class LLMModel:
         Raises ValueError or TypeError for invalid arguments, and for a model that does not transcribe.
         """
         return self.generator.transcribe(audio, language, prompt, SamplingConfig.read(sampling_config, fields))
+
+    def decide(
+        self, state: Any, questions: dict[str, Any], decision_config: DecisionConfig | str | Path | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """Answers questions about a state, each with the probability of every allowed answer. Nothing is generated: the
+        logits of the answers' labels are read after one forward pass. The state is computed once for all questions
+        (docs/decisions.md).
+
+        `state`: a text, or a dict or list, which the model reads as JSON.
+        `questions`: name -> `{"type", "instructions", "criteria"}`. The type "noul" asks whether something is true, with
+        optional criteria for "true" and "false". "choice" asks for one option of `{option: description or None}`.
+        "score" asks for one level of a list of descriptions, the lowest first.
+        `decision_config`: settings, or the path of a decision.json; None for those of the checkpoint.
+
+        Returns name -> `{"type": "noul", "noul": probability}`, `{"type": "choice", "choice", "confidence",
+        "probabilities"}` or `{"type": "score", "score", "legend", "confidence", "probabilities"}`.
+
+        Raises ValueError for invalid questions, labels that are not different single tokens, more options than labels,
+        a model without a chat template, and prompts that are too long."""
+        return self.generator.decide(state, questions, decision_config)
 
     def session(self) -> Session:
         """Returns an empty sequence: append tokens, read logits, remove tokens, fork it."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from pace.llm.processors.transcription import check_transcribes
 from pace.server.answers import Answer, Piece
 from pace.server.body import LARGE, read_json
+from pace.server.decisions.request import DecisionRequest
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
 from pace.server.network import http
@@ -148,6 +149,22 @@ class PrefixEndpoint(Endpoint):
 
 
 @dataclass(frozen=True)
+class DecisionEndpoint(Endpoint):
+    """Endpoint that answers questions about a state with probabilities."""
+
+    def check(self, service: Service) -> None:
+        service.check_room()
+
+    async def answer(
+        self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send
+    ) -> None:
+        model = service.check_model(request.model)
+        client = scope.get("pace") or {}
+        value = await service.decide(request, client.get("salt"), client.get("key"))
+        await http.send_json(send, {"model": model, **value}, headers=headers)
+
+
+@dataclass(frozen=True)
 class GenerationEndpoint(Endpoint):
     """Endpoint answered by the engine. Its schema has `to_job`."""
 
@@ -258,6 +275,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     TranscriptionEndpoint(
         ("/v1/audio/transcriptions", "/audio/transcriptions"), TranscriptionRequest, TranscriptionForm, "trsc-"
     ),
+    DecisionEndpoint(("/v1/systemone", "/systemone"), DecisionRequest),
     PrefixEndpoint(("/prefixes", "/v1/prefixes"), PrefixRequest),
     TokenizerEndpoint(("/tokenize", "/v1/tokenize"), TokenizeRequest, tokens.tokenize),
     TokenizerEndpoint(("/detokenize", "/v1/detokenize"), DetokenizeRequest, tokens.detokenize),

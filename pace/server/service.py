@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pace.llm.chat.turn import Turn
+from pace.llm.clients.decisions import LabelLogits
 from pace.llm.configs import SamplingConfig
+from pace.llm.decisions.decide import answers_of, places_of
 from pace.llm.generator import Generator
 from pace.llm.loading import load
 from pace.llm.loading.options import LoadOptions
@@ -22,6 +24,7 @@ from pace.llm.processors.prompts import NOUNS, Prompt, PromptEncoder
 from pace.llm.sequence import Sequence
 from pace.server.admission import Admission
 from pace.server.answers import Answer
+from pace.server.decisions.request import DecisionRequest
 from pace.server.errors import LOADING, ApiError, NotWell, invalid
 from pace.server.fingerprint import fingerprint
 from pace.server.jobs import GenerationJob, PreparedJob
@@ -77,7 +80,8 @@ class Service:
         """Loads the model. Raises what `load.open_model` raises."""
         try:
             loaded = load.open_model(self.load_options)
-            self.use(Generator(loaded.engine, loaded.tokenizer, loaded.defaults, encoder=loaded.encoder))
+            parts = loaded.engine, loaded.tokenizer, loaded.defaults
+            self.use(Generator(*parts, encoder=loaded.encoder, checkpoint=loaded.checkpoint))
         except BaseException:
             self.status = "failed"
             raise
@@ -99,6 +103,7 @@ class Service:
         if self.options.prefix_dir is not None:
             self.prefixes = Prefixes(Path(self.options.prefix_dir).expanduser(), generator.driver, self.limits)
         self.generator = generator
+        _ = generator.decider.own_config  # a damaged one is found now, not by a client
         self._warm_workers()
         generator.constraints.grammars.cache_bytes = self.limits.grammar_cache_bytes
         generator.constraints.grammars.start()
@@ -245,6 +250,19 @@ class Service:
             self.reader.check_length(tokens)
             async with self.admission.rows(1, len(tokens), 0):
                 return await self.prefixes.save(request.name, tokens, salt, joined_salt(salt, request.cache_salt))
+
+    async def decide(self, request: DecisionRequest, salt: str | None, key: str | None) -> dict[str, Any]:
+        """Returns the answers and the usage of a decision request. `salt` and `key` are the client's. Raises
+        ApiError."""
+        generator = self.loaded
+        with self.admission.request(key):
+            config, prompts = await self.work(request.read, generator.decider, self.reader)
+            num_tokens = sum(len(prompt.tokens) for prompt in prompts)
+            num_rows = min(generator.engine.scheduler.max_sequences_per_step, len(prompts))
+            async with self.admission.rows(num_rows, num_tokens, 0):
+                logits = await LabelLogits(generator.driver, places_of(prompts), salt).aresult()
+            usage = {"input_tokens": num_tokens, "output_tokens": 0}
+            return {"answers": answers_of(prompts, logits, config), "usage": usage}
 
     # -- work ----------------------------------------------------------------------------------------------------------
 

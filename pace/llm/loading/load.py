@@ -56,6 +56,8 @@ class Loaded(NamedTuple):
     """The checkpoint's generation settings."""
     encoder: PromptEncoder = NO_MEDIA
     """Puts images and sound into prompts, if the model has towers for them."""
+    checkpoint: Checkpoint | None = None
+    """The checkpoint that all this was read from."""
 
 
 def load_model(options: LoadOptions) -> BaseModelForCausalLM:
@@ -126,7 +128,8 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
         max_tokens_per_step=tokens_per_step(model),
     )
     engine.identity = _identity(options, model, checkpoint, threads)
-    return Loaded(model, engine, tokenizer, defaults, _make_encoder(options, processors, model, tokenizer))
+    encoder = _make_encoder(options, processors, model, tokenizer)
+    return Loaded(model, engine, tokenizer, defaults, encoder, checkpoint)
 
 
 def _read_processors(checkpoint: Checkpoint, model: BaseModelForCausalLM) -> Processors:
