@@ -182,6 +182,38 @@ void Program::activation(Value out, Columns x, const ActivationFunction& activat
     });
 }
 
+void Program::glu(Value out, Columns x, const ActivationFunction& activation) {
+    record<GluOp>("glu", any_result(out, x), [=](GluOp& op, const Frame& frame) {
+        op.activation = activation;
+        op.x = frame.at(x);
+        op.x_stride = x.value.columns;
+        op.rows = frame.rows_of(out);
+        op.k = out.columns;
+        op.y = frame.at(out);
+    });
+}
+
+void Program::add_adapters(Columns y, Columns x, const Norm& norm, const AdapterTable& adapters) {
+    const std::string name = "adapters " + std::to_string(y.count) + " x " + std::to_string(x.count);
+    record<AddAdaptersOp>(name, true, [=](AddAdaptersOp& op, const Frame& frame) {
+        const AdapterRouting& routing = frame.step.routing;
+        if (routing.data && routing.rows != frame.step.tokens) {
+            throw std::invalid_argument("adapters are routed for " + std::to_string(routing.rows) + " rows; the step has " +
+                                        std::to_string(frame.step.tokens) + " tokens");
+        }
+        op.adapters = adapters;
+        op.norm = norm;
+        op.x = frame.at(x);
+        op.x_stride = x.value.columns;
+        op.rows = frame.rows_of(y.value);
+        op.routing = routing.data;
+        op.per_row = routing.per_row;
+        op.indices = y.value.per_token ? nullptr : frame.step.rows;
+        op.y = frame.at(y);
+        op.y_stride = y.value.columns;
+    });
+}
+
 void Program::scale(Columns x, float factor) {
     record<ScaleOp>("scale", any_result(x), [=](ScaleOp& op, const Frame& frame) {
         op.x = frame.at(x);

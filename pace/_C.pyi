@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pace.batch import ForwardBatch, Spans
 from pace.graph.recorded import Rotation
+from pace.ops.adapters import AdapterTable
 from pace.ops.experts import Activation, Router
 from pace.ops.kernels.experts import ExpertStack
 from pace.ops.kernels.norm import GatedNormParameters, NormParameters
@@ -107,8 +108,13 @@ def linear(
     activation: Activation | None,
     residual: Tensor | None,
     out: Tensor,
-) -> None: ...
+    apart: bool,
+) -> None:
+    """`apart`: a weight with glu gives gate and up side by side."""
+
 def activation(activation: Activation, x: Tensor, y: Tensor) -> None: ...
+def glu(activation: Activation, x: Tensor, y: Tensor) -> None: ...
+def add_adapters(y: Tensor, x: Tensor, adapters: AdapterTable, routing: Tensor) -> None: ...
 
 # Mixtures of experts.
 def route(
@@ -267,6 +273,11 @@ class Program:
         bias: Tensor | None,
         activation: Activation | None,
         residual: Value | None,
+        apart: bool,
+    ) -> None: ...
+    def glu(self, out: Value, x: Columns, activation: Activation) -> None: ...
+    def add_adapters(
+        self, y: Columns, x: Columns, norm: NormParameters | None, adapters: AdapterTable
     ) -> None: ...
     def gate(self, x: Columns, gate: Columns, activation: str | None) -> None: ...
     def gated_norm(self, out: Value, x: Columns, gate: Columns, norm: GatedNormParameters) -> None: ...

@@ -14,8 +14,9 @@ using pace::Program;
 using pace::Value;
 
 void linear(Program& program, Value out, Columns x, const Norm& norm, const pace::Weight& weight,
-            Array<const float> bias, const pace::ActivationFunction& activation, std::optional<Value> residual) {
-    program.linear(out, x, {norm, weight.data, weight.order, bias, activation}, residual);
+            Array<const float> bias, const pace::ActivationFunction& activation, std::optional<Value> residual,
+            bool apart) {
+    program.linear(out, x, {norm, weight.data, weight.order, bias, activation, apart}, residual);
 }
 
 // Without a router, `choices` is a routing.
@@ -74,6 +75,11 @@ struct Batch {
             pace::Matrix rows;
             pace::read(kept, rows);
             step.kept = {rows.data, rows.stride, rows.rows, rows.columns};
+        }
+        if (const py::object routing = batch.attr("routing"); !routing.is_none()) {
+            pace::Matrix rows;
+            pace::read(routing, rows);
+            step.routing = {rows.data, rows.rows, rows.columns / 2};
         }
         if (const py::object spans = batch.attr("states"); !spans.is_none()) pace::read(spans, states.emplace());
         add_table(batch);
@@ -150,6 +156,8 @@ void bind_program(py::module_& m) {
         .def("concatenate", &Program::concatenate)
         .def("add", &Program::add)
         .def("activation", &Program::activation)
+        .def("glu", &Program::glu)
+        .def("add_adapters", &Program::add_adapters)
         .def("scale", &Program::scale)
         .def("softcap", &Program::softcap)
         .def("norm", &Program::norm)

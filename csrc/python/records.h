@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "bindings.h"
+#include "pace/adapter_ops.h"
 #include "pace/attention_ops.h"
 #include "pace/expert_ops.h"
 #include "pace/program.h"
@@ -152,6 +153,18 @@ inline void read(py::handle record, ExpertStack& to) {
     to.weights = at<const void>(record.attr("address").cast<Address>());
     read_field(record, "stride", to.stride);
     read_field(record, "is_mapped", to.mapped);
+}
+
+// AdapterTable of pace/ops/adapters.
+inline void read(py::handle record, AdapterTable& to) {
+    to = {};
+    read_field(record, "addresses", to.addresses);
+    read_field(record, "scales", to.scales);
+    read_field(record, "starts", to.starts);
+    std::tie(to.slots, to.parts) = record.attr("scales").attr("shape").cast<std::pair<int64_t, int64_t>>();
+    read_field(record, "k", to.k);
+    read_field(record, "max_rank", to.max_rank);
+    to.dtype = DType(record.attr("dtype_code").cast<int>());
 }
 
 // Router of pace/ops/experts.py; its two vectors are separate parameters.

@@ -98,6 +98,10 @@ class SymbolicGiven:
     at: GivenPlaces = GivenPlaces()
 
 
+class Routing:
+    """The adapters of each row of the step. A matrix of logit rows takes those of its rows."""
+
+
 class LogitRows:
     """The rows whose logits are returned."""
 
@@ -162,6 +166,7 @@ class SymbolicBatch:
     spans: Spans = Spans()
     logit_rows: LogitRows = LogitRows()
     states: StateSpans = StateSpans()
+    routing: Routing = Routing()
 
     def of_layer(self, kv: LayerKv | LayerState | None) -> SymbolicBatch:
         """Returns itself: when the program runs, a layer's cache selects its slots and block table."""

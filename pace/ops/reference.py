@@ -8,6 +8,7 @@ first, so that only the stored weights are rounded.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pace.ops import checks, reference_experts, weight_layout
+from pace.ops.adapters import AdapterTable, twin
 from pace.ops.blocks import BlockRows
 from pace.ops.experts import Activation, Clamp, ClampedSwiglu
 from pace.ops.file_table import FileTable
@@ -107,6 +109,10 @@ def _takes_tokens(layout: torch.dtype | WeightLayout) -> bool:
     return isinstance(layout, WeightLayout) and layout.token_inputs
 
 
+def pack_matrices(matrices: Sequence[Tensor], dtype: torch.dtype) -> list[DenseWeight]:
+    return [DenseWeight(matrix.to(dtype)) for matrix in matrices]
+
+
 def pack_rows_(weight: DenseWeight, source: Tensor, row: int) -> None:
     dtype = checks.check_float_rows(weight, source, row)
     weight.matrix[row : row + source.shape[0]].copy_(source.to(dtype))
@@ -191,6 +197,14 @@ def linear_glu(x: Tensor, weight: DenseWeight, activation: str | ClampedSwiglu, 
 
 def activation(x: Tensor, activation: Activation) -> Tensor:
     return _activate(x, activation)
+
+
+def glu(x: Tensor, activation: str) -> Tensor:
+    return _gated(*x.chunk(2, dim=-1), activation)
+
+
+def add_adapters_(y: Tensor, x: Tensor, adapters: AdapterTable, routing: Tensor) -> None:
+    twin.add_adapters(linear, y, x, adapters, routing)
 
 
 def scale_(x: Tensor, factor: float) -> None:

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "pace/adapter_ops.h"
 #include "pace/attention_ops.h"
 #include "pace/expert_ops.h"
 #include "pace/ops.h"
@@ -55,6 +56,12 @@ struct KeptRows {
     int64_t stride, rows, columns;
 };
 
+// The adapters of the rows of a step (pace/adapter_ops.h).
+struct AdapterRouting {
+    const float* data;  // [rows][2 per_row]
+    int64_t rows, per_row;
+};
+
 // The inputs of one step; the arrays are those of ForwardBatch in pace/batch.py.
 struct Step {
     const LayerCache* cache;   // for every layer
@@ -68,6 +75,7 @@ struct Step {
     float* logits;             // [R][vocabulary], written
     GivenRows given = {};
     KeptRows kept = {};
+    AdapterRouting routing = {};
     const StateSpans* states = nullptr;    // null for a model without states
     const float* const* inputs = nullptr;  // for every input of the program: a row for each token
 };
@@ -132,6 +140,9 @@ class Program {
     void concatenate(Value out, Columns a, Columns b);  // out = [a | b]
     void add(Value out, Columns a, Columns b);
     void activation(Value out, Columns x, const ActivationFunction& activation);
+    void glu(Value out, Columns x, const ActivationFunction& activation);  // x is [gate | up]
+    // Adds the products of the adapters that each row of the step is routed to. In place.
+    void add_adapters(Columns y, Columns x, const Norm& norm, const AdapterTable& adapters);
     void scale(Columns x, float factor);  // in place
     void softcap(Columns x, float cap);   // in place
     // norm(x), or with a residual, factor * (residual + norm(x)).

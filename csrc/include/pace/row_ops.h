@@ -89,6 +89,21 @@ struct AddOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
+// csrc/ops/elementwise.cpp. y [rows][k] = act(gate) * up, for rows [gate | up] of x.
+struct GluOp {
+    static constexpr int kPhases = 1;
+    ActivationFunction activation;
+    const float* x;  // [rows][2 k], x_stride floats between rows
+    int64_t x_stride, rows, k;
+    float* y;  // [rows][k]
+
+    void prepare(int threads);
+    int64_t chunks(int) const { return chunk_count; }
+    void run(int phase, int64_t chunk, int thread) const;
+
+    int64_t chunk_count, rows_per_chunk;
+};
+
 // csrc/ops/elementwise.cpp. x *= factor, in place. A chunk is a piece of a row: rows of logits are few and long.
 struct ScaleOp {
     static constexpr int kPhases = 1;

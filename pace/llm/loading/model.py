@@ -8,6 +8,8 @@ from contextlib import nullcontext
 
 import torch
 
+from pace.llm.adapters.merge import MergedReader
+from pace.llm.adapters.weights import AdapterWeights
 from pace.llm.loading.checkpoint import Checkpoint, errors_about
 from pace.llm.loading.memory import check_memory
 from pace.llm.loading.packed_weights import ExpertFile
@@ -60,12 +62,27 @@ def check_fits(model: BaseModelForCausalLM, checkpoint: Checkpoint) -> None:
     check_memory(model)
 
 
-def fill_model(model: BaseModelForCausalLM, checkpoint: Checkpoint, threads: int, progress: bool) -> None:
-    """Loads the weights of a checkpoint."""
+def fill_model(
+    model: BaseModelForCausalLM,
+    checkpoint: Checkpoint,
+    threads: int,
+    progress: bool,
+    adapter: AdapterWeights | None = None,
+) -> None:
+    """Loads the weights of a checkpoint, with `adapter` merged into them. Such weights have no packed copy. Raises
+    ValueError for an adapter that cannot be merged."""
     started, path = time.perf_counter(), checkpoint.path
+    if adapter is not None:
+        if isinstance(model.weights_file, ExpertFile):
+            raise ValueError(
+                f"the adapter {adapter.name!r} cannot be merged into mapped weights; load the adapter without merge=True, "
+                'or the model without weights="mapped"'
+            )
+        model.weights_file = None
     with checkpoint.open_weights(model.config.quantization_config) as reader, errors_about(checkpoint):
         with progress_bar(reader.total_bytes, f"Loading {path.name}", progress) as report:
-            model.load_weights(reader, min(threads, MAX_LOADING_THREADS), report)
+            source = reader if adapter is None else MergedReader(reader, model, adapter)
+            model.load_weights(source, min(threads, MAX_LOADING_THREADS), report)
         seconds = time.perf_counter() - started
         logger.info("%s: %.2f GB from %s in %.1f s", type(model).__name__, reader.total_bytes / 1e9, path, seconds)
     if model.lm_head is None:  # a drafter that uses its target's head

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pace.batch import ForwardBatch
 from pace.graph.recorded import OPERATOR_OF
+from pace.llm.adapters.adapted import AdaptedModel
 from pace.llm.layers import Embedding, Layer, Linear, TiedLMHead
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
@@ -18,6 +19,7 @@ from pace.llm.models.towers.tower import Slice
 from pace.llm.operators import OPERATORS, OperatorConfig, OperatorReport, OperatorRun
 from pace.llm.runners.runner import ModelRunner
 from pace.ops import native, reference
+from pace.ops.adapters import AdapterTable
 from pace.ops.weight import PackedWeight
 
 
@@ -35,7 +37,8 @@ class EagerRunner(ModelRunner):
         self._ops = RoutedOps(chosen, product_operators(model))
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        return self.model.compute(self._ops, batch, self.model.angles(batch))
+        model = self.model if batch.routing is None else AdaptedModel(self.model, self.adapters.tables)
+        return model.compute(self._ops, batch, self.model.angles(batch))
 
     def run_slice(self, piece: Slice, batch: ForwardBatch, angles: Angles) -> Tensor:
         return piece.compute(self._ops, batch, angles)
@@ -111,6 +114,8 @@ class TwinsOnPackedWeights:
 def _dense(argument: Any) -> Any:
     if isinstance(argument, PackedWeight):
         return reference.DenseWeight(native.unpack(argument), argument.glu)
+    if isinstance(argument, AdapterTable):
+        return argument.converted(_dense)
     if isinstance(argument, native.ExpertStack):
         return reference.DenseStack([_dense(expert) for expert in argument.experts])
     return argument

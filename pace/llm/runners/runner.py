@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from pace.batch import ForwardBatch, KVSpec
+from pace.llm.adapters.slots import AdapterSlots
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.towers.tower import Slice, Tower
@@ -22,6 +23,8 @@ class ModelRunner(ABC):
     def __init__(self, model: BaseModelForCausalLM):
         """The model's weights must be loaded."""
         self.model = model
+        self.adapters = AdapterSlots(model)
+        """The adapters that steps may name. May be replaced until one is loaded."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
