@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from pace.cli.arguments import (
+    add_adapter_limits,
     add_draft_arguments,
     add_loading_arguments,
     add_model_argument,
@@ -31,6 +32,14 @@ def media_kinds(text: str) -> tuple[str, ...]:
     return () if text == "none" else tuple(text.split(","))
 
 
+def adapter(text: str) -> tuple[str, str]:
+    """Reads a value of --lora."""
+    name, separator, path = text.partition("=")
+    if not (name and separator and path):
+        raise argparse.ArgumentTypeError(f"must be NAME=PATH; got {text!r}")
+    return name, path
+
+
 SERVE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "host": ("--host", {}),
     "port": ("--port", {"type": int, "metavar": "N"}),
@@ -45,6 +54,8 @@ SERVE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "media_hosts": ("--allow-media-host", {"action": "append", "metavar": "HOST"}),
     "max_image_tokens": ("--max-image-tokens", {"type": int, "metavar": "N"}),
     "prefix_dir": ("--prefix-dir", {"metavar": "DIR"}),
+    "lora": ("--lora", {"action": "append", "type": adapter, "metavar": "NAME=PATH"}),
+    "lora_dir": ("--lora-dir", {"metavar": "DIR"}),
     "allow_priority": ("--allow-priority", FLAG),
     "strict": ("--strict", FLAG),
     "access_log": ("--access-log", FLAG),
@@ -83,6 +94,7 @@ LIMIT_OPTIONS: dict[str, tuple[str, Any, str]] = {
     "messages": ("--max-messages", int, "messages of one conversation"),
     "parts": ("--max-parts", int, "parts of one message"),
     "prefix_bytes": ("--max-prefix-bytes", size, "size of all kept prefixes together"),
+    "adapters": ("--max-request-adapters", int, "adapters of one request"),
     "tools": ("--max-tools", int, "tools of one request, and calls in one message"),
     "top_logprobs": ("--max-logprobs", int, "alternatives with log-probabilities for each token"),
     "header_seconds": ("--header-seconds", float, "time for the headers of a request"),
@@ -99,6 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(group)
     add_loading_arguments(group, reads_quantization=False)
     add_draft_arguments(group)
+    add_adapter_limits(group)
     _add_serve_arguments(parser.add_argument_group("serving"))
     _add_limit_arguments(
         parser.add_argument_group("limits", "maximum values for clients; GET /limits shows them and others")

@@ -48,6 +48,7 @@ def make_app(service: Service) -> Starlette:
     routes = [Route(path, endpoint, methods=["POST"]) for endpoint in ENDPOINTS for path in endpoint.paths]
     routes += [Route(path, Information(path, function), methods=["GET"]) for path, function in INFORMATION.items()]
     routes += [Route(path, Information(path, delete_prefix), methods=["DELETE"]) for path in PREFIX_PATHS]
+    routes += [Route(path, Information(path, unload_adapter), methods=["DELETE"]) for path in ADAPTER_PATHS]
     routes += [Route("/openapi.json", openapi)]
     app = Starlette(routes=routes, exception_handlers={HTTPException: unknown})
     app.router.redirect_slashes = False
@@ -102,7 +103,8 @@ async def ready(service: Service, request: Request) -> Any:
 
 
 async def models(service: Service, request: Request) -> Any:
-    return {"object": "list", "data": [_model(service, name) for name in service.options.model_names]}
+    names = (*service.options.model_names, *service.adapters.names)
+    return {"object": "list", "data": [_model(service, name) for name in names]}
 
 
 async def model(service: Service, request: Request) -> Any:
@@ -146,10 +148,21 @@ async def delete_prefix(service: Service, request: Request) -> Any:
     return {"object": "prefix", "name": name, "deleted": True}
 
 
+async def adapters(service: Service, request: Request) -> Any:
+    return service.adapters.listed()
+
+
+async def unload_adapter(service: Service, request: Request) -> Any:
+    name = request.path_params["name"]
+    service.adapters.unload(name)
+    return {"object": "adapter", "name": name, "deleted": True}
+
+
 def _salt(request: Request) -> str | None:
     return (request.scope.get("pace") or {}).get("salt")
 
 
+ADAPTER_PATHS = ("/lora-adapters/{name:path}", "/v1/lora-adapters/{name:path}")
 PREFIX_PATHS = ("/prefixes/{name}", "/v1/prefixes/{name}")
 INFORMATION: dict[str, Look] = {
     "/": chat_page,
@@ -159,6 +172,8 @@ INFORMATION: dict[str, Look] = {
     "/v1/models": models,
     "/models": models,
     "/v1/models/{name:path}": model,
+    "/lora-adapters": adapters,
+    "/v1/lora-adapters": adapters,
     "/prefixes": prefixes,
     "/v1/prefixes": prefixes,
     "/tokenizer_info": tokenizer_info,
@@ -167,11 +182,13 @@ INFORMATION: dict[str, Look] = {
     "/metrics": metrics,
     "/version": version,
 }
-UNDOCUMENTED = ("/", "/models", "/v1/prefixes")
+UNDOCUMENTED = ("/", "/models", "/v1/lora-adapters", "/v1/prefixes")
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
     described = {"id": name, "object": "model", "created": service.started, "owned_by": "pace", "root": name}
+    if name in service.adapters.names:
+        described["parent"] = service.options.model_names[0]
     if service.max_length is not None:
         described["max_model_len"] = service.max_length
     return described

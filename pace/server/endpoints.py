@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pace.llm.processors.transcription import check_transcribes
+from pace.server.adapters.request import AdapterRequest
 from pace.server.answers import Answer, Piece
 from pace.server.body import LARGE, read_json
 from pace.server.decisions.request import DecisionRequest
@@ -132,6 +133,26 @@ class TokenizerEndpoint(Endpoint):
 
 
 @dataclass(frozen=True)
+class AdapterEndpoint(Endpoint):
+    """Endpoint that loads an adapter."""
+
+    def _value(self, service: Service, body: bytes, scope: http.Scope) -> Any:
+        value = super()._value(service, body, scope)
+        if isinstance(value, list):  # llama.cpp's form
+            message = "the scale of an adapter is not set for everybody; send it with each request, as lora"
+            raise ApiError(400, message, code="unsupported_parameter")
+        return value
+
+    async def answer(
+        self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send
+    ) -> None:
+        service.check_model(request.model)
+        service.check_ready()
+        request.check(service.limits)
+        await http.send_json(send, await service.work(service.adapters.load, request.name, request.path), headers=headers)
+
+
+@dataclass(frozen=True)
 class PrefixEndpoint(Endpoint):
     """Endpoint that computes the beginning of prompts, and keeps it."""
 
@@ -141,7 +162,8 @@ class PrefixEndpoint(Endpoint):
     async def answer(
         self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send
     ) -> None:
-        service.check_model(request.model)
+        if service.check_model(request.model) in service.adapters.names:
+            raise ApiError(400, "prefixes are kept for the model without adapters", param="model")
         request.check(service.limits)
         client = scope.get("pace") or {}
         value = await service.keep_prefix(request, client.get("salt"), client.get("key"))
@@ -160,7 +182,8 @@ class DecisionEndpoint(Endpoint):
     ) -> None:
         model = service.check_model(request.model)
         client = scope.get("pace") or {}
-        value = await service.decide(request, client.get("salt"), client.get("key"))
+        adapter = service.adapters.choice(model, None)
+        value = await service.decide(request, client.get("salt"), client.get("key"), adapter)
         await http.send_json(send, {"model": model, **value}, headers=headers)
 
 
@@ -184,7 +207,7 @@ class GenerationEndpoint(Endpoint):
         model = service.check_model(request.model)
         read = functools.partial(request.to_job, service.limits, service.loaded.defaults)
         job = await service.work(read) if service.takes_media else read()  # decoding base64 takes time
-        async with service.answer(job, salt, key) as answer:
+        async with service.answer(job, salt, key, service.adapters.choice(model, job.lora)) as answer:
             envelope = Envelope.new(self.id_prefix, model, service.fingerprint)
             yield self.form(request, envelope, service.loaded.tokenizer), answer
 
@@ -276,6 +299,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         ("/v1/audio/transcriptions", "/audio/transcriptions"), TranscriptionRequest, TranscriptionForm, "trsc-"
     ),
     DecisionEndpoint(("/v1/systemone", "/systemone"), DecisionRequest),
+    AdapterEndpoint(("/lora-adapters", "/v1/lora-adapters"), AdapterRequest),
     PrefixEndpoint(("/prefixes", "/v1/prefixes"), PrefixRequest),
     TokenizerEndpoint(("/tokenize", "/v1/tokenize"), TokenizeRequest, tokens.tokenize),
     TokenizerEndpoint(("/detokenize", "/v1/detokenize"), DetokenizeRequest, tokens.detokenize),

@@ -60,6 +60,10 @@ class ServeOptions:
     prefix_dir: str | Path | None = None
     """Folder of kept prefixes: beginnings of prompts that are computed once, also for later runs. Default: none are
     kept."""
+    lora: tuple[tuple[str, str | Path], ...] = ()
+    """LoRA adapters, as NAME=PATH: requests name one as their model."""
+    lora_dir: str | Path | None = None
+    """Folder from which clients may load adapters, with POST /lora-adapters. Default: they may load none."""
     allow_priority: bool = False
     """Lets requests ask to be served before others."""
     strict: bool = False
@@ -76,6 +80,7 @@ class ServeOptions:
         self._check_tls()
         self._check_browsers()
         self._check_media()
+        self._check_lora()
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.metrics_prefix):
             raise ValueError(f"metrics_prefix must be letters, digits and _; got {shown(self.metrics_prefix)}")
 
@@ -161,6 +166,16 @@ class ServeOptions:
             raise TypeError(f"max_image_tokens must be a whole number; got {shown(self.max_image_tokens)}")
         if self.max_image_tokens < 1:
             raise ValueError(f"max_image_tokens must be at least 1; got {self.max_image_tokens}")
+
+    def _check_lora(self) -> None:
+        names = [*self.model_names, *(name for name, _ in self.lora)]
+        for name, _ in self.lora:
+            if not 0 < len(name) <= self.limits.name_characters or not name.isprintable() or name != name.strip():
+                raise ValueError(f"lora: {shown(name)} must be 1 to {self.limits.name_characters} printable characters")
+            if names.count(name) > 1:
+                raise ValueError(f"lora: two models or adapters have the name {shown(name)}; give each one of its own")
+        if self.lora_dir is not None and not Path(self.lora_dir).expanduser().is_dir():
+            raise ValueError(f"lora_dir: {self.lora_dir} is not a folder")
 
     def _check_tls(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import logging
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pace.llm.chat.turn import Turn
+from pace.llm.clients.adapters import Choice
 from pace.llm.clients.decisions import LabelLogits
 from pace.llm.configs import SamplingConfig
 from pace.llm.decisions.decide import answers_of, places_of
@@ -21,7 +23,8 @@ from pace.llm.generator import Generator
 from pace.llm.loading import load
 from pace.llm.loading.options import LoadOptions
 from pace.llm.processors.prompts import NOUNS, Prompt, PromptEncoder
-from pace.llm.sequence import Sequence
+from pace.llm.sequence import AdapterKey, Sequence
+from pace.server.adapters.served import ServedAdapters
 from pace.server.admission import Admission
 from pace.server.answers import Answer
 from pace.server.decisions.request import DecisionRequest
@@ -70,6 +73,7 @@ class Service:
         self._fetcher: Fetcher | None = None
         if options.media_hosts:
             self._fetcher = Fetcher(options.media_hosts, self.limits.media_bytes, self.limits.media_body_bytes)
+        self.adapters = ServedAdapters(options)
         self.prefixes: Prefixes | None = None
         """The kept prefixes; None if none are kept."""
         self._answers: set[Answer] = set()
@@ -104,6 +108,7 @@ class Service:
             self.prefixes = Prefixes(Path(self.options.prefix_dir).expanduser(), generator.driver, self.limits)
         self.generator = generator
         _ = generator.decider.own_config  # a damaged one is found now, not by a client
+        self.adapters.attach(generator.adapters)
         self._warm_workers()
         generator.constraints.grammars.cache_bytes = self.limits.grammar_cache_bytes
         generator.constraints.grammars.start()
@@ -191,10 +196,11 @@ class Service:
             return self.options.model_names[0]
         if len(name) > self.limits.name_characters:
             raise invalid("model", f"must have at most {self.limits.name_characters} characters")
-        if name not in self.options.model_names and not self.options.any_model_name:
+        names = (*self.options.model_names, *self.adapters.names)
+        if name not in names and not self.options.any_model_name:
             raise ApiError(
                 404,
-                f"the model {name!r} is not served here; available: {', '.join(self.options.model_names)}",
+                f"the model {name!r} is not served here; available: {', '.join(names)}",
                 param="model",
                 code="model_not_found",
             )
@@ -251,7 +257,9 @@ class Service:
             async with self.admission.rows(1, len(tokens), 0):
                 return await self.prefixes.save(request.name, tokens, salt, joined_salt(salt, request.cache_salt))
 
-    async def decide(self, request: DecisionRequest, salt: str | None, key: str | None) -> dict[str, Any]:
+    async def decide(
+        self, request: DecisionRequest, salt: str | None, key: str | None, adapter: Choice = None
+    ) -> dict[str, Any]:
         """Returns the answers and the usage of a decision request. `salt` and `key` are the client's. Raises
         ApiError."""
         generator = self.loaded
@@ -260,7 +268,8 @@ class Service:
             num_tokens = sum(len(prompt.tokens) for prompt in prompts)
             num_rows = min(generator.engine.scheduler.max_sequences_per_step, len(prompts))
             async with self.admission.rows(num_rows, num_tokens, 0):
-                logits = await LabelLogits(generator.driver, places_of(prompts), salt).aresult()
+                with self.adapters.using(adapter) as adapters:
+                    logits = await LabelLogits(generator.driver, places_of(prompts), salt, adapters).aresult()
             usage = {"input_tokens": num_tokens, "output_tokens": 0}
             return {"answers": answers_of(prompts, logits, config), "usage": usage}
 
@@ -268,7 +277,7 @@ class Service:
 
     @asynccontextmanager
     async def answer(
-        self, job: GenerationJob, salt: str | None = None, key: str | None = None
+        self, job: GenerationJob, salt: str | None = None, key: str | None = None, adapter: Choice = None
     ) -> AsyncIterator[Answer]:
         """Yields the answer of a job, which ends with the block. `salt` and `key` are the client's. Raises ApiError."""
         if job.priority and not self.options.allow_priority:
@@ -284,14 +293,15 @@ class Service:
                     compiled = await self._grammar_workers.compile(
                         generator.constraints.grammars, config.grammar, param
                     )
-            if self.prefixes is not None:
+            if self.prefixes is not None and not adapter:
                 texts = [prompt.tokens for prompt in prompts if not prompt.places]
                 await self.prefixes.restore(texts, joined_salt(salt, job.cache_salt))
             async with self._media_workers.prepared(prompts):
-                prepared = await self.work(self._prepare, generator, job, prompts, config, turn, salt)
-                del compiled, prompts  # kept until here, so that a grammar is not compiled again
-                async with self._running(generator, prepared) as answer:
-                    yield answer
+                with self.adapters.using(adapter) as adapters:
+                    prepared = await self.work(self._prepare, generator, job, prompts, config, turn, salt, adapters)
+                    del compiled, prompts  # kept until here, so that a grammar is not compiled again
+                    async with self._running(generator, prepared) as answer:
+                        yield answer
 
     @asynccontextmanager
     async def _running(self, generator: Generator, prepared: PreparedJob) -> AsyncIterator[Answer]:
@@ -344,10 +354,12 @@ class Service:
         config: SamplingConfig,
         turn: Turn | None,
         salt: str | None,
+        adapter: AdapterKey,
     ) -> PreparedJob:
         """Returns the job with its sequences. Runs in a worker. Raises ApiError."""
         with _errors_of(job):
             prepared = generator.prepare_for_generate(prompts, config, turn, job.skip_special_tokens)
+            prepared = dataclasses.replace(prepared, adapter=adapter)
         samples = [generator.sequences_of(prepared, index) for index in range(len(prompts))]
         for group in samples:
             for sequence in group:
