@@ -51,8 +51,10 @@ void AddAdaptersOp::prepare(int thread_count) {
     const bool same = table == &kernels() && threads == thread_count;
     table = &kernels();
     threads = thread_count;
-    check_layouts();
-    if (!same) cut_columns();
+    if (!same) {  // reading the header of every adapter in every step would take longer than small products
+        check_layouts();
+        cut_columns();
+    }
     pairs = routing ? rows * per_row : 0;
     ranks = round_up(adapters.parts * adapters.max_rank, kPanelRows);
     max_panels = ranks / kPanelRows;

@@ -93,6 +93,18 @@ def test_on_every_table(isa, tmp_path):
     assert torch.equal(expected[1], alone(ProgramRunner(model), 1))
 
 
+def test_sums_have_the_order_of_a_key_whatever_the_slots_are(tmp_path):
+    base = save_tiny(tmp_path, "qwen3", {})
+    model = load_model(tmp_path, torch.float32, native)
+    first, second, third, _ = adapters_of(base)
+    found = []
+    for loaded in ((first, second, third), (third, second, first), (second, first)):
+        text = Runner(with_adapters(model, *loaded), 1, LENGTH)
+        route = [(loaded.index(first), 0.5), (loaded.index(second), -1.0)]
+        found.append(text.step({0: texts()[0]}, routes={0: route})[0])
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
 def test_loading_and_unloading_between_steps_keeps_the_program(tmp_path):
     base = save_tiny(tmp_path, "qwen3", {})
     model = load_model(tmp_path, torch.float32, native)
