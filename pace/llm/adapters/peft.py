@@ -28,18 +28,18 @@ FILES = {"adapter_model.safetensors": SafetensorsFile, "adapter_model.bin": Torc
 """Files of weights, the preferred one first."""
 PART = re.compile(r"(?P<module>.+)\.(?P<part>lora_[AB]\.weight|lora_B\.bias)")
 UNSUPPORTED = {
-    r".*\.lora_embedding_[AB]": "adapters of embeddings",
-    r".*\.lora_magnitude_vector(\.weight)?": "magnitudes of rows (DoRA); merge it with PEFT's merge_and_unload",
-    r".*\.experts(\.base_layer)*\.lora_[AB]\.weight": "adapters of fused experts",
-    r".*\.lora_A\.bias": "biases of A",
-    r".*\.lora_[AB]\.[^.]+\.(weight|bias)": (
-        "names of adapters inside of names of tensors; save the adapter with PEFT's save_pretrained"
+    r".*\.lora_embedding_[AB]": "adapters of embeddings are not implemented",
+    r".*\.lora_magnitude_vector(\.weight)?": (
+        "magnitudes of rows (DoRA) are not implemented; merge the adapter with PEFT's merge_and_unload"
     ),
-    r".*\.(trainable_tokens_\w+|token_adapter\..*)": "embeddings of single tokens",
+    r".*\.experts(\.base_layer)*\.lora_[AB]\.weight": "adapters of fused experts are not implemented",
+    r".*\.lora_A\.bias": "biases of A are not implemented",
+    r".*\.lora_[AB]\.[^.]+\.(weight|bias)": (
+        "the adapter's own name is not expected in names of tensors; save it with PEFT's save_pretrained"
+    ),
+    r".*\.(trainable_tokens_\w+|token_adapter\..*)": "embeddings of single tokens are not implemented",
 }
-"""Names of tensors that are not implemented -> what they are."""
-MAX_LISTED = 5
-
+"""Names of tensors that are not implemented -> the reason."""
 Base = Callable[[str], Tensor | None]
 """Returns a tensor of the base model by name; None if the base does not have it as floats. Raises KeyError for a name
 that the base does not have."""
@@ -67,9 +67,9 @@ def _read_modules(file: SafetensorsFile | TorchFile, config: PeftConfig, base: B
     wholes: list[str] = []
     for source in sorted(file.tensors):
         inner = source.removeprefix(PREFIX)
-        for pattern, what in UNSUPPORTED.items():
+        for pattern, why in UNSUPPORTED.items():
             if re.fullmatch(pattern, inner):
-                raise NotImplementedError(f"{file.path} has the tensor {source[:200]!r}: {what} are not implemented")
+                raise NotImplementedError(f"{file.path} has the tensor {source[:200]!r}: {why}")
         if found := PART.fullmatch(inner):
             parts.setdefault(found["module"], {})[found["part"]] = _read(file, source)
         else:

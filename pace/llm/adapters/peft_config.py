@@ -79,7 +79,7 @@ class PeftConfig:
             raise NotImplementedError(f'{path}: peft_type must be "LORA"; got {shown(kind)}')
         for name, value in fields.items():
             if name in REFUSED and not _is_empty(value):
-                raise NotImplementedError(f"{path}: {name} asks for {REFUSED[name]}, which is not implemented")
+                raise NotImplementedError(f"{path}: {name} is not implemented: {REFUSED[name]}")
             if name not in READ | REFUSED.keys() | WITHOUT_EFFECT and not _is_empty(value):
                 raise ValueError(f"{path} has the unknown field {shown(name)} with the value {shown(value)}")
         if (bias := fields.get("bias", "none")) not in ("none", None):

@@ -132,7 +132,7 @@ REFUSED_TENSORS = [
     (pair("model.layers.0.mlp.experts"), "fused experts"),
     (pair("model.layers.0.mlp.experts.base_layer"), "fused experts"),
     (pair() | {f"{MODULE}.lora_B.bias": torch.ones(256)}, "lora_bias is not true"),
-    (pair() | {f"{MODULE}.lora_A.default.weight": torch.ones(2, 256)}, "names of adapters inside"),
+    (pair() | {f"{MODULE}.lora_A.default.weight": torch.ones(2, 256)}, "own name is not expected"),
     (pair() | {"model.layers.0.self_attn.q_proj.scale": torch.ones(3)}, "neither a part of a LoRA adapter"),
     ({f"{MODULE}.lora_A.weight": torch.ones(2, 256), f"{MODULE}.lora_B.weight": torch.ones(256, 3)}, "fit together"),
     ({f"{MODULE}.lora_A.weight": torch.ones(2, 9, 4), f"{MODULE}.lora_B.weight": torch.ones(256, 2)}, "must be a matrix"),
