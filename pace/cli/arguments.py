@@ -53,14 +53,27 @@ def add_model_argument(
     metavar: str = "MODEL",
     help: str = MODEL_HELP,
     before: str | None = None,
+    several: str | None = None,
 ) -> None:
     """Adds the model, as the first positional or as `-m`. `settle_model` combines the two.
 
     `default`: None makes the model mandatory.
-    `before`: name of the positional after the model. A single positional is this one, not the model."""
+    `before`: name of the positional after the model. A single positional is this one, not the model.
+    `several`: the help of `-m`, if it may be given several times. `named_models` has them, and the caller settles."""
     note = " (default: the small model bundled with pace)" if default else ""
     group.add_argument("model", metavar=metavar, nargs="?", default=default, help=help + note)
-    group.add_argument("-m", "--model", dest="named_model", metavar=metavar, help="the model, as an option")
+    if several is None:
+        group.add_argument("-m", "--model", dest="named_model", metavar=metavar, help="the model, as an option")
+    else:
+        group.add_argument(
+            "-m",
+            "--model",
+            dest="named_models",
+            action="append",
+            default=[],
+            metavar="[NAME=]MODEL",
+            help=several,
+        )
     group.set_defaults(default_model=default, model_before=before)
 
 
@@ -214,7 +227,7 @@ def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization:
         "--kv-cache-bytes",
         default=argparse.SUPPRESS,
         metavar="SIZE",
-        help="maximum memory of the key/value cache, such as 2GiB (default: half of the memory left after loading)",
+        help="maximum memory of the key/value cache: 2GiB, or 25%% of what is left after loading (default: 50%%)",
     )
     group.add_argument(
         "--kv-cache-type",

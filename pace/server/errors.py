@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 TYPES = {
@@ -87,3 +88,9 @@ def invalid(param: str, problem: str) -> ApiError:
 def unsupported(param: str, why: str) -> ApiError:
     """Returns the error for a known field that is not supported."""
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
+
+
+def not_served(name: str, names: Iterable[str]) -> ApiError:
+    """Returns the error for a model that is none of `names`."""
+    message = f"the model {name!r} is not served here; available: {', '.join(names)}"
+    return ApiError(404, message, param="model", code="model_not_found")

@@ -42,7 +42,7 @@ class Limits:
     max_queue: int | None = None
     """Requests waiting for a place; None for four times the sequences that run at once."""
     max_wait: float = 60.0
-    """Maximum estimated waiting time of a request, in seconds."""
+    """Maximum estimated waiting time of a request, in seconds; also how long it waits for its model to be loaded."""
     max_per_key: int | None = None
     """Requests of one key at once; None for no limit."""
     json_depth: int = 128

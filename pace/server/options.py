@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 import ssl
-from dataclasses import dataclass, field
+from argparse import Namespace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import quote
 
 from pace import env
 from pace.naming import shown
@@ -17,6 +20,22 @@ MEDIA = ("image", "audio")
 HOST = r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)"
 """A name, or an address; one of IPv6 in brackets."""
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One of several models of a server."""
+
+    names: tuple[str, ...]
+    """Names in requests; the first is its id."""
+    model: str
+    """The model, as in `LoadOptions`."""
+    arguments: Namespace = field(default_factory=Namespace, compare=False)
+    """The command line's options for loading, with the model's own."""
+    idle_unload: float | None = None
+    """As in `ServeOptions`."""
+    load_on_startup: bool = True
+    """False to load the model with its first request."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +53,13 @@ class ServeOptions:
     """Port to listen at; 0 for any free one."""
     uds: str | Path | None = None
     """Path of a unix socket to listen at instead. Only this user may connect to it."""
+    models: tuple[ModelEntry, ...] = ()
+    """All models, if there are several, or one with a name. `model` is the first one's."""
     served_model_names: tuple[str, ...] = ()
     """Names of the model in requests; the first is its id. Default: the last part of its path, or its Hub id."""
+    idle_unload: float | None = None
+    """Seconds without a request after which a model's weights are freed; the next request loads it again. Default:
+    models stay loaded."""
     any_model_name: bool = False
     """Accepts any model name in requests, and answers with this model."""
     keys: tuple[str, ...] = field(default=(), repr=False)
@@ -76,6 +100,7 @@ class ServeOptions:
     def __post_init__(self) -> None:
         self._check_address()
         self._check_names()
+        self._check_models()
         _check_keys(self.keys)
         self._check_tls()
         self._check_browsers()
@@ -89,7 +114,24 @@ class ServeOptions:
     @property
     def model_names(self) -> tuple[str, ...]:
         """Names of the model in requests; the first is its id."""
-        return self.served_model_names or (_name_of(self.model),)
+        if self.models:
+            return self.models[0].names
+        return self.served_model_names or (name_of(self.model),)
+
+    @property
+    def entries(self) -> tuple[ModelEntry, ...]:
+        """The models; without `models`, the only one."""
+        return self.models or (ModelEntry(self.model_names, str(self.model), idle_unload=self.idle_unload),)
+
+    def of(self, entry: ModelEntry) -> ServeOptions:
+        """Returns the options of one model alone. Each of several has its own folder of prefixes."""
+        options = replace(self, model=entry.model, models=(), served_model_names=entry.names)
+        if len(self.entries) == 1:
+            return options
+        own = {name: getattr(entry.arguments, name, getattr(self, name)) for name in ("media", "max_image_tokens")}
+        own["lora"] = tuple(getattr(entry.arguments, "lora", ()))
+        folder = self.prefix_dir and Path(self.prefix_dir, f"model-{quote(entry.names[0], safe='')}")
+        return replace(options, **own, media_hosts=(), prefix_dir=folder)
 
     @property
     def is_local(self) -> bool:
@@ -144,11 +186,27 @@ class ServeOptions:
 
     def _check_names(self) -> None:
         max_characters = self.limits.name_characters
-        for name in self.served_model_names:
+        for name in (*self.served_model_names, *(name for entry in self.models for name in entry.names)):
             if not 0 < len(name) <= max_characters or not name.isprintable() or name != name.strip():
-                raise ValueError(
-                    f"served_model_names: {shown(name)} must be 1 to {max_characters} printable characters"
-                )
+                what = "models" if self.models else "served_model_names"
+                raise ValueError(f"{what}: {shown(name)} must be 1 to {max_characters} printable characters")
+
+    def _check_models(self) -> None:
+        if self.models and self.served_model_names:
+            raise ValueError("served_model_names is for one model; give each of several its name with NAME=MODEL")
+        names = [name for entry in self.models for name in entry.names]
+        names += [name for entry in self.models for name, _ in getattr(entry.arguments, "lora", ())]
+        if len(self.models) > 1 and self.lora:
+            raise ValueError("lora is for one model; give the adapters of each of several in its table of --models")
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"models: two of them have the name {shown(twice)}; give each a name of its own")
+        for seconds in (self.idle_unload, *(entry.idle_unload for entry in self.models)):
+            if seconds is None:
+                continue
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+                raise TypeError(f"idle_unload must be a number of seconds; got {shown(seconds)}")
+            if not 0 < seconds < math.inf:
+                raise ValueError(f"idle_unload must be a number of seconds above 0; got {seconds!r}")
 
     def _check_media(self) -> None:
         unknown = [kind for kind in self.media or () if kind not in MEDIA]
@@ -243,7 +301,8 @@ def _is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def _name_of(model: str | Path) -> str:
+def name_of(model: str | Path) -> str:
+    """Returns the default name of a model: the last part of its path, or its Hub id."""
     path = Path(model)
     if not path.exists():
         return str(model)

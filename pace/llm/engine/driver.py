@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from pace.llm.engine.engine import Engine
 from pace.llm.engine.tracebacks import forget_engine_frames
+from pace.llm.engine.turns import NO_TURNS
 from pace.llm.sequence import Sequence
 
 logger = logging.getLogger("pace")
@@ -60,6 +61,9 @@ class EngineDriver:
         self._current: tuple[Work, Refusal] | None = None
         self.stepping_since: float | None = None
         """Start of the current step, on the clock of `time.perf_counter`; None between steps."""
+        self.turns = NO_TURNS
+        """Held for posted work and one step; a `StepTurns` if other engines of the process have theirs. To be set
+        before the first post."""
         self._num_failures = 0
         """Consecutive failed steps."""
         self._of_the_parent: list[tuple[Work, Refusal]] = []
@@ -192,28 +196,34 @@ class EngineDriver:
             self._is_forked = False
             self._leave_to_parent()
         while True:
-            self._do_posted()
-            if self._why_ended is not None:
-                self._finish()
-                return False
-            try:
-                self.stepping_since = time.perf_counter()
-                has_stepped = self.engine.step()
-                self.stepping_since = None
-                for error in self.engine.failures:
-                    forget_engine_frames(error)
-                if not has_stepped:
-                    if not self._inbox:
-                        return True
-                    continue
-                self._num_failures = 0
-            except BaseException as error:
-                self.stepping_since = None
-                self._num_failures += 1
-                logger.warning("a step failed, and so did the sequences in it: %r", error)
+            with self.turns:
+                self._do_posted()
+                if self._why_ended is not None:
+                    self._finish()
+                    return False
+                has_stepped = self._step()
+            if not has_stepped and not self._inbox:
+                return True
+
+    def _step(self) -> bool:
+        """Steps the engine. Returns False if there was nothing to do."""
+        try:
+            self.stepping_since = time.perf_counter()
+            has_stepped = self.engine.step()
+            self.stepping_since = None
+            for error in self.engine.failures:
                 forget_engine_frames(error)
-                if self._num_failures == MOST_FAILURES:
-                    self._give_up(error)
+            if has_stepped:
+                self._num_failures = 0
+            return has_stepped
+        except BaseException as error:
+            self.stepping_since = None
+            self._num_failures += 1
+            logger.warning("a step failed, and so did the sequences in it: %r", error)
+            forget_engine_frames(error)
+            if self._num_failures == MOST_FAILURES:
+                self._give_up(error)
+            return True
 
     def _do_posted(self) -> None:
         while self._inbox and self._why_ended is None:

@@ -37,14 +37,10 @@ from pace.llm.processors.settings import FILES
 from pace.llm.runners import make_runner
 from pace.llm.speculation.build import Speculation
 from pace.llm.speculation.configs import MtpConfig
-from pace.memory import available_memory_bytes, format_bytes, parse_bytes
+from pace.memory import available_memory_bytes, format_bytes
 from pace.ops import native
 
 logger = logging.getLogger("pace")
-
-CACHE_SHARE = 0.5
-"""Share of the memory available after loading that the key/value cache may grow to."""
-
 
 class Loaded(NamedTuple):
     """The result of `open_model`."""
@@ -325,9 +321,8 @@ def _read_defaults(checkpoint: Checkpoint, tokenizer: Any, model: BaseModelForCa
 def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share: Fraction) -> None:
     """Raises ValueError if the cache has no room for one block, or for one sequence of `max_seq_len` tokens, after
     subtracting a draft model's share. Also for inconsistent sizes."""
-    budget = available_memory_bytes() * CACHE_SHARE
-    if options.kv_cache_bytes is not None:
-        budget = parse_bytes(options.kv_cache_bytes)
+    budget = options.cache_budget(available_memory_bytes())
+    if not options.takes_share:
         length = options.max_seq_len
         spec = spec_of(model.kv_spec, options.kv_cache_type)
         max_drafts = options.cache_options["max_drafts"]
@@ -345,9 +340,7 @@ def _cache_budget(options: LoadOptions, model: BaseModelForCausalLM) -> int:
     """Bytes for the keys and values of all models, once the weights are in memory. Pages of a packed copy are reported
     as available but must stay in memory."""
     available = available_memory_bytes(kept=model.mapped_nbytes if options.weights == "memory" else 0)
-    if options.kv_cache_bytes is None:
-        return int(available * CACHE_SHARE)
-    budget = parse_bytes(options.kv_cache_bytes)
+    budget = options.cache_budget(available)
     if budget > available:
         logger.warning(
             (

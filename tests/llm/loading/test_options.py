@@ -68,7 +68,7 @@ WRONG = {
     "cache_dir": [(5, TypeError)],
     "local_files_only": [("yes", TypeError), (1, TypeError)],
     "progress": [("no", TypeError), (None, TypeError)],
-    "kv_cache_bytes": [("2G", ValueError), (1.5, TypeError), (1, ValueError)],
+    "kv_cache_bytes": [("2G", ValueError), (1.5, TypeError), (1, ValueError), ("0%", ValueError), ("101%", ValueError)],
     "bmc_rows": [(0, ValueError), (8, ValueError), ("8", TypeError)],
     "prefix_cache_bytes": [("most", ValueError), (None, TypeError), (1, ValueError), (1 << 62, ValueError)],
     "kv_cache_dtype": [("int4", ValueError), (8, TypeError)],
