@@ -30,14 +30,18 @@ class ServedAdapters:
         self._numbers: dict[str, int] = {}
         """Number of each adapter in llama.cpp's requests, in the order of loading."""
         self._next_number = itertools.count()
+        self._loaded: dict[str, LoadedAdapter] = {}
         self._of_model: Adapters | None = None
 
     def attach(self, adapters: Adapters) -> None:
         """Loads the adapters into a model that was loaded. Raises the errors of `Adapters.load`."""
         for name, path in self._paths.items():
-            adapters.load(path, name)
-            self._number(name)
+            self._add(name, adapters.load(path, name))
         self._of_model = adapters
+
+    def detach(self) -> None:
+        """Forgets the model, which is unloaded."""
+        self._of_model = None
 
     # -- for requests --------------------------------------------------------------------------------------------------
 
@@ -80,8 +84,7 @@ class ServedAdapters:
 
     def listed(self) -> list[dict[str, Any]]:
         """Returns the adapters in llama.cpp's form. `scale` is the weight for requests that name no adapter."""
-        loaded = [] if self._of_model is None else self._of_model.loaded
-        return [self._described(one) for one in loaded if one.name in self._numbers]
+        return [self._described(loaded) for loaded in self._loaded.values()]
 
     def load(self, name: str, path: str) -> dict[str, Any]:
         """Loads the adapter at a path inside of the operator's folder. Runs in a worker. Raises ApiError: 409 for a name
@@ -103,20 +106,21 @@ class ServedAdapters:
             message = str(error).replace(f"{self._folder}/", "")
             raise ApiError(400, message, param="name" if "name" in message[:20] else "path") from None
         self._paths[name] = found
-        self._number(name)
+        self._add(name, loaded)
         return self._described(loaded)
 
     def unload(self, name: str) -> None:
         """Unloads an adapter; running requests keep it to their end. Raises ApiError 404."""
         if self._of_model is None or name not in self._paths:
             raise ApiError(404, f"there is no adapter {name[:128]!r}", param="name", code="adapter_not_found")
-        del self._paths[name], self._numbers[name]
+        del self._paths[name], self._numbers[name], self._loaded[name]
         self._of_model.unload(name)
 
-    def _number(self, name: str) -> None:
-        """Gives an adapter a number that none had before, unless it has one."""
+    def _add(self, name: str, loaded: LoadedAdapter) -> None:
+        """Keeps an adapter that was loaded. It gets a number that none had before, unless it has one."""
         if name not in self._numbers:
             self._numbers[name] = next(self._next_number)
+        self._loaded[name] = loaded
 
     def _inside(self, path: str) -> Path:
         found = (self._folder / path).resolve() if "\0" not in path else self._folder
