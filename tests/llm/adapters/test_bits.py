@@ -56,10 +56,10 @@ def adapters_of(base):
             for seed, targets, rank in ((1, None, 4), (2, None, 17), (3, q_and_v or None, 8), (4, None, 2))]  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type, fields", sample(FAMILIES, lambda case: case in FAMILIES[:3]), ids=str)
+@pytest.mark.parametrize("case", sample(FAMILIES, lambda case: case in FAMILIES[:3]), ids=lambda case: case[0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_rows_are_their_own(model_type, fields, dtype, tmp_path):
-    base = save_tiny(tmp_path, model_type, fields)
+def test_rows_are_their_own(case, dtype, tmp_path):
+    base = save_tiny(tmp_path, *case)
     model = load_model(tmp_path, dtype, native)
     plain = ProgramRunner(model)
     first, *others = adapters_of(base)
