@@ -32,7 +32,7 @@ STATES = [
 ]
 TEMPLATES = [
     None,
-    "{{ bos_token }}{{ state }}<|split|>\n{{ question.instructions }} [decision]:<|mark|>",
+    "{{ bos_token }}{{ state if state is string else state | tojson }}<|split|>\n{{ question.instructions }} [decision]:<|mark|>",
     "State: {{ state | tojson }}{% for one in questions %}\n{{ one.name }} {{ one.options | join('/') }}<|mark|>"
     "{% endfor %}",
 ]
