@@ -149,7 +149,9 @@ class AdapterEndpoint(Endpoint):
         service.check_model(request.model)
         service.check_ready()
         request.check(service.limits)
-        await http.send_json(send, await service.work(service.adapters.load, request.name, request.path), headers=headers)
+        await http.send_json(
+            send, await service.work(service.adapters.load, request.name, request.path), headers=headers
+        )
 
 
 @dataclass(frozen=True)

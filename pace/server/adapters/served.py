@@ -87,8 +87,8 @@ class ServedAdapters:
         return [self._described(loaded) for loaded in self._loaded.values()]
 
     def load(self, name: str, path: str) -> dict[str, Any]:
-        """Loads the adapter at a path inside of the operator's folder. Runs in a worker. Raises ApiError: 409 for a name
-        that is taken, 400 for a path outside, and for an adapter that cannot be loaded."""
+        """Loads the adapter at a path inside of the operator's folder. Runs in a worker. Raises ApiError: 409 for a
+        name that is taken, 400 for a path outside, and for an adapter that cannot be loaded."""
         if self._folder is None:
             raise ApiError(400, OFF, param="path", code="adapters_not_loaded")
         if self._of_model is None:

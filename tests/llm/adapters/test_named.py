@@ -63,7 +63,10 @@ def test_every_call_takes_one(model):
         expected, fields = generate(model, name), {"max_new_tokens": LENGTH, "ignore_eos": True, "do_sample": False}
         text = model.tokenizer.decode(expected)
         assert model.add_request(PROMPT, adapter=name, **fields).result().generated_token_ids == [expected]
-        assert "".join(model.stream(PROMPT, adapter=name, **fields)) == model.generate(PROMPT, adapter=name, **fields).texts[0]
+        assert (
+            "".join(model.stream(PROMPT, adapter=name, **fields))
+            == model.generate(PROMPT, adapter=name, **fields).texts[0]
+        )
         assert text
         with model.session(adapter=name) as session, session.fork() as fork:
             tokens = model.tokenizer(PROMPT)["input_ids"]
@@ -95,7 +98,13 @@ def test_names_that_are_refused(model, saved, tmp_path):
     path = saved["one"][0]
     with pytest.raises(NameTaken, match="'one' is loaded"):
         model.load_adapter(path, "one")
-    for name, error in (("", ValueError), (" x", ValueError), ("x" * 129, ValueError), ("a\nb", ValueError), (5, TypeError)):
+    for name, error in (
+        ("", ValueError),
+        (" x", ValueError),
+        ("x" * 129, ValueError),
+        ("a\nb", ValueError),
+        (5, TypeError),
+    ):
         with pytest.raises(error, match="name"):
             model.load_adapter(path, name)
     for choice in ("three", [("three", 1.0)]):
