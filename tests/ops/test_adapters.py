@@ -14,10 +14,10 @@ from pace.quant import read_format
 from tests.ops.isas import on_each_isa
 
 COLUMNS = (40, 9, 16)
-"""Parts of a product, of which one does not fill its panels, and one begins inside a panel."""
+"""Parts of a product. One does not fill its panels, and one begins inside a panel."""
 MAX_RANK = 24
 RANKS = [(5, 5, 5), (None, 8, None), (24, 1, 17), (16, None, 16)]
-"""Of each adapter, the rank of each part; None for a part without matrices."""
+"""For each adapter, the rank of each part; None for a part without matrices."""
 EPS = torch.finfo(torch.float32).eps
 
 
@@ -86,7 +86,8 @@ def absolute(table):
     positive = table.converted(lambda weight: reference.DenseWeight(weight.matrix.abs().double()))
     for slot, matrices in enumerate(positive.slots):
         if matrices:
-            parts = (part and replace(part, bias=None if part.bias is None else part.bias.abs()) for part in matrices.parts)
+            parts = [part and replace(part, bias=part.bias if part.bias is None else part.bias.abs())
+                     for part in matrices.parts]  # fmt: skip
             positive.put(slot, AdapterMatrices(matrices.a, tuple(parts)))
     return positive
 

@@ -20,7 +20,7 @@ from PIL import Image
 from pace.llm.generator import Generator
 from pace.llm.loading import load
 from pace.llm.loading.options import LoadOptions
-from pace.server.service import _joined_salt
+from pace.server.service import joined_salt
 from tests.llm.processors.chatting import save_omni_chatting
 from tests.media.drawn import glide, media_type, pictures
 from tests.server.faults.soak import FAULTS, Soak, main, soak
@@ -73,7 +73,7 @@ class MediaSoak(Soak):
     async def leave_in_an_encoding(self) -> None:
         """The cache salt shows that the encoding under way is this client's."""
         salt, media = f"left {self.random.random()}", self.serving.generator.engine.media
-        of_engine = _joined_salt(None, salt)
+        of_engine = joined_salt(None, salt)
         _, writer = await self._open(self.body([self.large, text("w2")], cache_salt=salt, stream=True))
         deadline = time.monotonic() + 30.0
         while time.monotonic() < deadline:
