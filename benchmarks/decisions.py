@@ -2,9 +2,9 @@
 
     python benchmarks/decisions.py [--into benchmarks/RESULTS.md] [--shape qwen2.5-0.5b] [--weights bfloat16 int8]
 
-The model has random weights. The state is computed once, and each question continues it with tokens of its own: with
-few of them for a template that ends in a mark, with more for the words of the plain prompt. Runs take turns, and a ratio
-is the median over them. No run reuses the cache of another. The last line is one JSON object.
+The model has random weights. The state is computed once, and each question continues it with tokens of its own. A
+template that ends in a mark needs few of them, and the words of the plain prompt are some 25. Runs take turns, and a
+ratio is the median over them. No run reuses the cache of another. The last line is one JSON object.
 """
 
 from __future__ import annotations

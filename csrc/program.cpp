@@ -198,8 +198,8 @@ void Program::add_adapters(Columns y, Columns x, const Norm& norm, const Adapter
     record<AddAdaptersOp>(name, true, [=](AddAdaptersOp& op, const Frame& frame) {
         const AdapterRouting& routing = frame.step.routing;
         if (routing.data && routing.rows != frame.step.tokens) {
-            throw std::invalid_argument("adapters are routed for " + std::to_string(routing.rows) + " rows; the step has " +
-                                        std::to_string(frame.step.tokens) + " tokens");
+            throw std::invalid_argument("adapters are routed for " + std::to_string(routing.rows) +
+                                        " rows; the step has " + std::to_string(frame.step.tokens) + " tokens");
         }
         op.adapters = adapters;
         op.norm = norm;

@@ -300,8 +300,8 @@ class ForwardBatch:
     states: StateSpans | None = None
     """The slots that the step reads and writes. None for a model without states."""
     routing: Tensor | None = None
-    """float32 `[T, 2 k]`: the slots of up to k adapters of each token, -1 for none, then their weights. None: no token has
-    an adapter."""
+    """float32 `[T, 2 k]`: the slots of up to k adapters of each token, -1 for none, then their weights. None: no token
+    has an adapter."""
     others: tuple[ForwardBatch, ...] = ()
     """The same step for the second and later groups of layers, with their slots and block tables."""
 

@@ -115,24 +115,14 @@ static void softcap(float* x, int64_t count, float cap) {
 }
 
 template <Activation kind>
-PACE_INLINE F32 gated(const ActivationFunction& f, F32 gate, F32 up) {
+PACE_INLINE F32 gated(const EpilogueArgs& a, F32 gate, F32 up) {
     if constexpr (kind == Activation::ClampedSwiglu) {
-        const F32 limit = broadcast(f.limit);
-        const F32 g = min(limit, gate), u = max(broadcast(-f.limit), min(limit, up));  // NaN stays NaN
-        return (u + broadcast(1.0f)) * (g * sigmoid(broadcast(f.alpha) * g));
+        const F32 limit = broadcast(a.activation.limit);
+        const F32 g = min(limit, gate), u = max(broadcast(-a.activation.limit), min(limit, up));  // NaN stays NaN
+        return (u + broadcast(1.0f)) * (g * sigmoid(broadcast(a.activation.alpha) * g));
     } else {
-        return activate<kind>(f, gate) * up;
+        return activate<kind>(a.activation, gate) * up;
     }
-}
-
-// y = act(gate) * up.
-static void glu(const ActivationFunction& f, const float* gate, const float* up, float* y, int64_t count) {
-    with_kind(f.kind, [&]<Activation kind>() __attribute__((always_inline)) {
-        for (int64_t i = 0; i < count; i += kLanes) {
-            const int lanes = count - i < kLanes ? int(count - i) : kLanes;
-            store_lanes(y + i, gated<kind>(f, load_lanes(gate + i, lanes), load_lanes(up + i, lanes)), lanes);
-        }
-    });
 }
 
 // ---- Epilogue: out = residual + scale * act(sums + bias), or the glu form of gate and up; one vector of columns.
@@ -146,7 +136,7 @@ static void epilogue_row(const EpilogueArgs& a, const float* sums, const float* 
         if (a.glu) {
             F32 up = load(sums + at + a.up_offset);
             if (a.bias) up = up + load_lanes(a.up_bias + column, lanes);
-            y = gated<kind>(a.activation, y, up);
+            y = gated<kind>(a, y, up);
         } else {
             y = activate<kind>(a.activation, y);
         }

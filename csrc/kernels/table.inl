@@ -26,7 +26,6 @@ constexpr KernelTable kernel_table = {
     .linear_quantized = linear_quantized,
     .linear_epilogue = linear_epilogue,
     .activation = activation,
-    .glu = glu,
     .softcap = softcap,
     .gate = gate,
     .round_to_bf16 = round_to_bf16,

@@ -1,5 +1,5 @@
 // Cuts the products of adapters into blocks of rows of one adapter x blocks of panels. The bits of a row depend only on
-// the row and its own routing: each product is a kernel of csrc/kernels, in which rows are independent.
+// the row and its own routing. Each product is a kernel of csrc/kernels, in which rows are independent.
 #include "pace/adapter_ops.h"
 
 #include <algorithm>
@@ -85,7 +85,8 @@ void AddAdaptersOp::cut_columns() {
     const int64_t count = std::clamp<int64_t>(panels / (kChunksPerThread * threads), 1, kMaxUpPanels);
     for (int64_t part = 0; part < adapters.parts; ++part) {
         const int64_t end = divide_up(adapters.starts[part + 1] - adapters.starts[part], kPanelRows);
-        for (int64_t first = 0; first < end; first += count) cuts.push_back({part, first, std::min(end, first + count)});
+        for (int64_t first = 0; first < end; first += count)
+            cuts.push_back({part, first, std::min(end, first + count)});
     }
 }
 

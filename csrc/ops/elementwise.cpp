@@ -47,8 +47,10 @@ void GluOp::prepare(int) {
 void GluOp::run(int, int64_t chunk, int) const {
     const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
     for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
-        const float* const gate = x + r * x_stride;
-        kernels().glu(activation, gate, gate + k, y + r * k, k);
+        const float *const gate = x + r * x_stride, *const up = gate + k;
+        float* const row = y + r * k;
+        kernels().activation(activation, gate, row, k);
+        for (int64_t i = 0; i < k; ++i) row[i] *= up[i];
     }
 }
 

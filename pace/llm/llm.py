@@ -81,8 +81,7 @@ class LLMModel:
         Where: `weights` ("mapped" keeps experts in a file, which may be larger than memory) and `weights_cache`.
         Keys and values: `kv_cache_bytes` (such as "2GiB"), `kv_cache_dtype`, `kv_cache_type`, `bmc_rows`,
         `prefix_cache_bytes`, and `max_seq_len`, the maximum length of a sequence. Rows of images: `media_cache_bytes`.
-        LoRA: `adapter` and `merge=True` merge an adapter into the weights; `max_adapters` and `max_lora_rank` limit those
-        of `load_adapter`.
+        LoRA: `adapter` with `merge=True`, to merge one; `max_adapters` and `max_lora_rank`, limits of `load_adapter`.
         How it runs: `backend`, `num_threads`, `pin_threads`, and `spec_config` for speculative decoding. `progress`
         shows bars, on a terminal or in a notebook.
         `other_names`: names of other tools for the same arguments, such as `torch_dtype`.
@@ -268,16 +267,16 @@ class LLMModel:
         (docs/decisions.md).
 
         `state`: a text, or a dict or list, which the model reads as JSON.
-        `questions`: name -> `{"type", "instructions", "criteria"}`. The type "noul" asks whether something is true, with
-        optional criteria for "true" and "false". "choice" asks for one option of `{option: description or None}`.
-        "score" asks for one level of a list of descriptions, the lowest first.
+        `questions`: name -> `{"type", "instructions", "criteria"}`. The type "noul" asks whether something is true. It
+        may have criteria for "true" and "false". "choice" asks for one option of `{option: description or None}`, and
+        "score" for one level of a list of descriptions, the lowest first.
         `decision_config`: settings, or the path of a decision.json; None for those of the checkpoint.
 
         Returns name -> `{"type": "noul", "noul": probability}`, `{"type": "choice", "choice", "confidence",
         "probabilities"}` or `{"type": "score", "score", "legend", "confidence", "probabilities"}`.
 
-        Raises ValueError for invalid questions, labels that are not different single tokens, more options than labels,
-        a model without a chat template, and prompts that are too long."""
+        Raises ValueError for invalid questions, more options than labels, and labels that are not different single
+        tokens. Also for a model without a chat template, and for prompts that are too long."""
         return self.generator.decide(state, questions, decision_config, adapter)
 
     def load_adapter(self, path: str | Path, name: str | None = None) -> LoadedAdapter:
@@ -285,9 +284,9 @@ class LLMModel:
         file. Calls name it in `adapter=`; all others use the base model, with the bits it has without adapters
         (docs/adapters.md). Without `name`, the last part of the path is its name.
 
-        Raises ValueError for a name that is taken, for damaged and unknown contents, values that are not finite,
-        modules or shapes that the model does not have, and for more than `max_adapters` adapters or `max_lora_rank`
-        rows. Raises NotImplementedError for what is not implemented, such as DoRA; FileNotFoundError, PermissionError."""
+        Raises ValueError for a name that is taken, damaged or unknown contents, and values that are not finite. The
+        same for modules and shapes that the model does not have, and beyond `max_adapters` and `max_lora_rank`. Raises
+        NotImplementedError for what is not implemented, such as DoRA; FileNotFoundError and PermissionError."""
         return self.generator.adapters.load(path, name)
 
     def unload_adapter(self, name: str) -> None:
@@ -312,7 +311,8 @@ class LLMModel:
 
         Raises FileNotFoundError if there is no file. Raises ValueError, which names the file and the reason, for a file
         that is damaged or truncated. Also for one of another checkpoint, dtype, cache dtype, cache type, quantisation,
-        backend, instruction set or version of pace, with other adapters, and for more tokens than `max_seq_len`."""
+        backend, instruction set or version of pace. The same for other adapters, and more tokens than
+        `max_seq_len`."""
         return self.generator.load_session(path, adapter)
 
     def score(self, texts_or_ids: Any) -> list[Tensor]:

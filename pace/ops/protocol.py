@@ -218,9 +218,9 @@ class ForwardOps(Protocol):
     def add_adapters_(self, y: Tensor, x: Tensor, adapters: AdapterTable, routing: Tensor) -> None:
         """Adds LoRA adapters to a product `y [T, N]` of `x [T, K]`, in the order of each row's routing.
 
-        `routing [T, 2 k]` has the slots of up to k adapters of each row, -1 for none, then their weights. With weight w,
-        part p of the columns becomes `y + (w * scale) * (B_p t_p + bias_p)`, where `t = A x`. A slot that is empty adds
-        nothing, and a row without adapters keeps its bits. x and y may have any row stride.
+        `routing [T, 2 k]` has the slots of up to k adapters of each row, -1 for none, then their weights. With weight
+        w, part p of the columns becomes `y + (w * scale) * (B_p t_p + bias_p)`, where `t = A x`. A slot that is empty
+        adds nothing, and a row without adapters keeps its bits. x and y may have any row stride.
 
         Raises ValueError (`native`) for adapters of a product of another shape."""
 

@@ -1,8 +1,8 @@
 """Text of users in chat templates, encoded so that it cannot contain control tokens.
 
-A client may write `<|im_end|>` into a message. Usually it becomes the token that ends a turn. `ControlTokens` puts marks
-around such words before the template is rendered, and encodes the marked words as ordinary text. The template's own
-control tokens are not marked. The ids are those of transformers' `apply_chat_template(sanitize_control_tokens=True)`."""
+A client may write `<|im_end|>` into a message. Usually it becomes the token that ends a turn. `ControlTokens` puts
+marks around such words before the template is rendered, and encodes the marked words as ordinary text. The template's
+own control tokens are not marked. The ids are those of transformers with `sanitize_control_tokens=True`."""
 
 from __future__ import annotations
 

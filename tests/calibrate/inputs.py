@@ -20,5 +20,6 @@ def texts(first: int, count: int) -> tuple[str, ...]:
     return tuple(read_texts(HELDOUT)[first : first + count])
 
 
-def tokens(count: int, length: int, seed: int = 0) -> list[list[int]]:
-    return torch.randint(2, 99, (count, length), generator=torch.Generator().manual_seed(seed)).tolist()
+def tokens(count: int, length: int, seed: int = 0, vocab_size: int = 99) -> list[list[int]]:
+    drawn = torch.randint(2, 99, (count, length), generator=torch.Generator().manual_seed(seed))
+    return (drawn % vocab_size).tolist()

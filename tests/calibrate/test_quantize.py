@@ -94,11 +94,13 @@ def test_every_architecture(name, method, tmp_path, written, token_ids, one_stre
     save_tiny(tmp_path / "float", model_type, fields)
     code = "int4" if method == "awq+gptq" else "int8"
     config = QuantizationConfig(code, group=16) if code == "int4" else QuantizationConfig(code)
+    vocab_size = fields.get("output_vocab_size", 99)
+    rows = tokens(12, 24, vocab_size=vocab_size)
     if model_type in REFUSED:
         with pytest.raises(NotImplementedError, match="holds columns, or rows of several matrices"):
-            quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, tokens(12, 24), method=method)
+            quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, rows, method=method)
         return
-    report = quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, tokens(12, 24), method=method)
+    report = quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, rows, method=method)
     assert report.num_tokens == 11 * 24 and report.bytes_after < report.bytes_before
 
     loaded = load_layers(LoadOptions(tmp_path / "out", dtype="float32", backend="torch", progress=False))
@@ -108,7 +110,7 @@ def test_every_architecture(name, method, tmp_path, written, token_ids, one_stre
         assert matrix.weight.layout.code == code
         for name, rows in rows_of_tensors(matrix).items():
             assert torch.equal(matrix.weight.matrix[rows], written[name.removesuffix(".weight")])
-    ids = torch.tensor(tokens(1, 30, seed=1)[0])
+    ids = torch.tensor(tokens(1, 30, seed=1, vocab_size=vocab_size)[0])
     logits = prefill(loaded, ids)
     floats = LoadOptions(tmp_path / "float", dtype="float32", backend="torch", progress=False)
     exact = prefill(load_layers(floats), ids)
@@ -122,7 +124,7 @@ def test_every_architecture(name, method, tmp_path, written, token_ids, one_stre
     assert 0 < distance(logits, exact, model_type) < bound  # a missing scale would move them further
 
     native = LLMModel(tmp_path / "out", dtype="float32", progress=False)
-    text = native.generate([tokens(1, 9)[0]], SamplingConfig(max_new_tokens=5, ignore_eos=True))
+    text = native.generate([tokens(1, 9, vocab_size=vocab_size)[0]], SamplingConfig(max_new_tokens=5, ignore_eos=True))
     assert len(text.generated_token_ids[0]) == 5
 
 

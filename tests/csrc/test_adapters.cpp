@@ -32,7 +32,8 @@ struct Matrix {
     std::vector<float> values;
     std::unique_ptr<void, Free> memory;
 
-    Matrix(int64_t n, int64_t k, DType dtype, uint32_t seed) : n(n), k(k), values(check::heavy_tailed(size_t(n * k), seed)) {
+    Matrix(int64_t n, int64_t k, DType dtype, uint32_t seed)
+        : n(n), k(k), values(check::heavy_tailed(size_t(n * k), seed)) {
         for (float& value : values) value = rounded(value, dtype);
         const int64_t bytes = packed_bytes(n, k, {.dtype = dtype}, false);
         memory.reset(std::aligned_alloc(64, size_t(bytes + 63) / 64 * 64));
@@ -60,7 +61,8 @@ struct Adapters {
                 ranks += rank;
                 scales[size_t(index)] = 0.5f + float(index);
                 if (rank == 0) continue;
-                b[size_t(index)] = std::make_unique<Matrix>(kStarts[part + 1] - kStarts[part], rank, dtype, uint32_t(index));
+                b[size_t(index)] =
+                    std::make_unique<Matrix>(kStarts[part + 1] - kStarts[part], rank, dtype, uint32_t(index));
                 own[1 + 2 * part] = int64_t(b[size_t(index)]->memory.get());
                 if (part == 1) own[2 + 2 * part] = int64_t(bias.data());
             }
@@ -73,8 +75,8 @@ struct Adapters {
         return {addresses.data(), scales.data(), kStarts, kSlots, kParts, k, kMaxRank, dtype};
     }
 
-    // Adds one adapter to a row in float64, and to `bound` its share of the error: a chain of k and one of at most
-    // kMaxRank products, and with `rounds`, two inputs rounded to bf16. The factor 2 is for generic (test_linear.cpp).
+    // Adds one adapter to a row in float64, and its error to `bound`: chains of k and of kMaxRank products. With
+    // `rounds`, two inputs are rounded to bf16. The factor 2 is for generic (test_linear.cpp).
     void add(const float* x, int64_t slot, double weight, bool rounds, double* y, double* bound) const {
         if (!a[size_t(slot)]) return;
         int64_t first = 0;
@@ -86,7 +88,8 @@ struct Adapters {
                 for (int64_t r = 0; r < rank; ++r) {
                     double t = 0, magnitude = 0;
                     for (int64_t i = 0; i < k; ++i) {
-                        const double product = double(x[i]) * double(a[size_t(slot)]->values[size_t((first + r) * k + i)]);
+                        const double product =
+                            double(x[i]) * double(a[size_t(slot)]->values[size_t((first + r) * k + i)]);
                         t += product;
                         magnitude += std::fabs(product);
                     }
@@ -96,7 +99,8 @@ struct Adapters {
                 }
                 const double strength = weight * double(scales[size_t(index)]);
                 y[kStarts[part] + n] += strength * sum;
-                bound[kStarts[part] + n] += unit * (std::fabs(strength) * size + std::fabs(y[kStarts[part] + n])) + 1e-30;
+                bound[kStarts[part] + n] +=
+                    unit * (std::fabs(strength) * size + std::fabs(y[kStarts[part] + n])) + 1e-30;
             }
             first += rank;
         }
@@ -136,7 +140,8 @@ TEST_TABLES(adapters_are_those_of_float64) {
                 run(x, y, adapters, routing);
                 const bool rounds = table.rounds_inputs && dtype == DType::BF16;
                 for (int64_t r = 0; r < rows; ++r) {
-                    std::vector<double> expected(before.row(r), before.row(r) + kStarts[kParts]), bound(expected.size(), 0.0);
+                    std::vector<double> expected(before.row(r), before.row(r) + kStarts[kParts]),
+                        bound(expected.size(), 0.0);
                     for (int place = 0; place < 2; ++place) {
                         const float slot = routing[size_t(4 * r + place)];
                         if (slot >= 0)
@@ -145,7 +150,8 @@ TEST_TABLES(adapters_are_those_of_float64) {
                     }
                     CHECK_CLOSE(y.row(r), expected.data(), bound.data(), expected.size(), "a row with adapters");
                 }
-                for (size_t i = 0; i < y.memory.size(); ++i) CHECK(std::isnan(y.memory[i]) == std::isnan(before.memory[i]));
+                for (size_t i = 0; i < y.memory.size(); ++i)
+                    CHECK(std::isnan(y.memory[i]) == std::isnan(before.memory[i]));
             }
         }
     }

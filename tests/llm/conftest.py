@@ -28,6 +28,8 @@ def checkpoint(tmp_path_factory):
             fields["original_max_position_embeddings"] = 256
         if model_type.startswith("gemma4"):
             fields["vocab_size_per_layer_input"] = len(tokenizer)
+        if model_type == "mpt":
+            fields["max_seq_len"] = fields.pop("max_position_embeddings")
         model = save_tiny(folder, model_type, fields)
         tokenizer.save_pretrained(folder)
         return folder, model, tokenizer

@@ -172,8 +172,6 @@ struct KernelTable {
     // -- after either linear
     void (*linear_epilogue)(const EpilogueArgs&);
     void (*activation)(const ActivationFunction&, const float* x, float* y, int64_t count);  // x may equal y
-    // y = act(gate) * up, the glu form of linear_epilogue.
-    void (*glu)(const ActivationFunction&, const float* gate, const float* up, float* y, int64_t count);
     void (*softcap)(float* x, int64_t count, float cap);  // x = cap tanh(x / cap), in place
     // x [groups][width] *= f(gate [groups]), in place.
     void (*gate)(Gate, const float* gate, float* x, int64_t groups, int64_t width);

@@ -89,7 +89,8 @@ struct AddOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
-// csrc/ops/elementwise.cpp. y [rows][k] = act(gate) * up, for rows [gate | up] of x.
+// csrc/ops/elementwise.cpp. y [rows][k] = act(gate) * up, for rows [gate | up] of x. The bits are those of the glu form
+// of linear_epilogue, which multiplies the same floats.
 struct GluOp {
     static constexpr int kPhases = 1;
     ActivationFunction activation;

@@ -8,7 +8,12 @@ blocks.
     float-quantized   weight float8_e4m3fn [N, K]
     naive-quantized   either of the two above
 
-    mxfp4-pack-quantized, mxfp8-quantized     E2M1 and E4M3 in groups of 32 with E8M0 scales
+    mxfp4-pack-quantized     E2M1 in groups of 32 with E8M0 scales, see mxfp4.py
+
+    mxfp6-pack-quantized     E2M3, see mxfp6.py
+    mxfp8-quantized          E4M3, as float-quantized
+
+    nvfp4-pack-quantized     E2M1 in groups of 16 with E4M3 scales, see nvfp4.py
 
     weight_scale        [1], [N, 1], [N, G] or [ceil(N / B0), ceil(K / B1)]
 
@@ -44,6 +49,8 @@ from pace.checkpoints.quantized.method import (
     wrong,
 )
 from pace.checkpoints.quantized.mxfp4 import MXFP4Matrix
+from pace.checkpoints.quantized.mxfp6 import BLOCK_BYTES, MXFP6Matrix
+from pace.checkpoints.quantized.nvfp4 import NVFP4Matrix
 from pace.checkpoints.quantized.stored import (
     FLOATS,
     Groups,
@@ -57,8 +64,10 @@ from pace.checkpoints.quantized.stored import (
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 FORMATS = (
     *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
-    *("mxfp4-pack-quantized", "mxfp8-quantized"),
+    *("mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized", "nvfp4-pack-quantized"),
 )
+FLOAT_BITS = {"mxfp4-pack-quantized": 4, "nvfp4-pack-quantized": 4, "mxfp6-pack-quantized": 6}
+"""Widths of floats; 8 for other formats."""
 ADVICE = f"implemented: {', '.join(FORMATS)}; take a checkpoint in one of these, or the original"
 
 
@@ -123,7 +132,7 @@ class CompressedTensors(Method):
         weights["num_bits"] = weights.get("num_bits", 8)
         if weights["type"] == "int":
             read_bits(weights, tuple(range(2, 9)), "num_bits")
-        elif weights["type"] != "float" or weights["num_bits"] != (4 if layout.startswith("mxfp4") else 8):
+        elif weights["type"] != "float" or weights["num_bits"] != FLOAT_BITS.get(layout, 8):
             raise refused(
                 f"config_groups.{name[:80]}.weights", {key: weights[key] for key in ("type", "num_bits")}, ADVICE
             )
@@ -135,16 +144,25 @@ class CompressedTensors(Method):
 
     def matrices(self, source: StoredTensors) -> Iterator[StoredMatrix]:
         for module in modules_with(source, ".weight_packed"):
-            if source.tensors[f"{module}.weight_packed"][0] == torch.uint8:
-                yield MXFP4Matrix(source, module, ".weight_packed", ".weight_scale")
-            else:
-                yield PackedMatrix(source, module, self)
+            yield self._packed(source, module)
         for module in modules_stored_as(source, torch.int8):
             yield Int8Matrix(source, module, self)
         for module in modules_stored_as(source, torch.float8_e4m3fn):
             yield Float8Matrix(
                 source, module, ".weight_scale", [*((1, size) for size in self.group_sizes), *self.blocks]
             )
+
+    def _packed(self, source: StoredTensors, module: str) -> StoredMatrix:
+        """A matrix of small integers or floats. Dtypes and shapes of its codes and scales show which."""
+        dtype, packed = source.tensors[f"{module}.weight_packed"]
+        scale_dtype, scales = source.tensors.get(f"{module}.weight_scale", (None, ()))
+        if scale_dtype == torch.float8_e4m3fn:
+            return NVFP4Matrix(source, module, ".weight_packed", ".weight_global_scale", divides=True)
+        if dtype != torch.uint8:
+            return PackedMatrix(source, module, self)
+        if packed[-1:] and scales[-1:] and packed[-1] == BLOCK_BYTES * scales[-1]:
+            return MXFP6Matrix(source, module)
+        return MXFP4Matrix(source, module, ".weight_packed", ".weight_scale")
 
 
 class ScaledMatrix(IntegerMatrix):

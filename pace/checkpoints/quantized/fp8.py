@@ -2,7 +2,7 @@
 
     weight           float8_e4m3fn [N, K]
 
-    weight_scale_inv float [ceil(N / B0), ceil(K / B1)], weight_block_size = [B0, B1]
+    weight_scale_inv float [ceil(N / B0), ceil(K / B1)], weight_block_size = [B0, B1]; ModelOpt adds dimensions of 1
                      without weight_block_size a scalar; or named `weight_scale`
 
     W[n, k] = weight[n, k] * scale[n // B0, k // B1]
@@ -79,7 +79,9 @@ class Float8Matrix(StoredMatrix):
         blocks = [(1, max(1, k)), (max(1, n), max(1, k)), *blocks]
         grids = [(-(-n // rows), -(-k // columns)) for rows, columns in blocks]
         vectors = () if stack else ((), (1,), (n,))
-        found = self.expect("scales", FLOATS + EXPONENTS, *vectors, *((*stack, *grid) for grid in grids))
+        spaced = () if stack else [(rows, 1, columns, 1) for rows, columns in grids]
+        found = self.expect("scales", FLOATS + EXPONENTS, *vectors, *((*stack, *grid) for grid in grids), *spaced)
+        found = found[::2] if len(found) == 4 else found
         grid = found[-2:] if len(found) >= 2 else (found[0] if found else 1, 1)
         self.grid = grid
         self.block = blocks[grids.index(grid)]

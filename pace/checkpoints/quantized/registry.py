@@ -11,6 +11,7 @@ from pace.checkpoints.quantized.compressed_tensors import CompressedTensors
 from pace.checkpoints.quantized.fp8 import FP8
 from pace.checkpoints.quantized.gptq import GPTQ
 from pace.checkpoints.quantized.method import Method, refused, wrong
+from pace.checkpoints.quantized.modelopt import ModelOpt
 from pace.checkpoints.quantized.mxfp4 import MXFP4
 
 METHODS: dict[str, type[Method]] = {
@@ -22,6 +23,7 @@ METHODS: dict[str, type[Method]] = {
     "mxfp8": FP8,
     "mxfp4": MXFP4,
     "bitnet": BitNet,
+    **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"), ModelOpt),
 }
 """`quant_method` -> class that reads it."""
 
@@ -32,7 +34,6 @@ OTHERS = {
     **dict.fromkeys(("fp_quant", "nvfp4"), AT_LOAD + '"mxfp4"'),
     "eetq": AT_LOAD + '"int8"',
     "quark": AT_LOAD + '"int8" or "fp8"',
-    "modelopt": AT_LOAD + '"fp8" or "mxfp4"',
     "fbgemm_fp8": AT_LOAD + '"fp8"',
     **dict.fromkeys(
         ("auto-round", "intel/auto-round"),

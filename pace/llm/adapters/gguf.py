@@ -28,7 +28,7 @@ ENDS = {".weight.lora_a": "A", ".weight.lora_b": "B"}
 ROW_ORDERS = frozenset({"qkv_by_head", "qkv_by_group", "qkvz_by_head", "value_heads_tiled"})
 """Fields of a config that say that a GGUF file has the rows of some matrices in another order than the Hub."""
 REORDERED = ("qwen35", "qwen35moe")
-"""Architectures whose files have such an order, and no default that says so."""
+"""Architectures whose files have such an order without a default for it."""
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 """Matrices whose rows are permuted in some architectures, and the field with their number of heads."""
 SAME_FILES = {"mistral": "llama", "mixtral": "llama", "granitemoeshared": "granitemoe"}
@@ -39,8 +39,8 @@ def read_gguf(path: Path, name: str, config: Mapping[str, Any], architecture: st
     """Reads the adapter in a GGUF file. `name` is for messages. `config` is the base's config.json, and `architecture`
     the architecture of its own GGUF file, or None.
 
-    Raises the errors of opening a GGUF file, NotImplementedError for what is not implemented, and ValueError for a file
-    that is no adapter or does not belong to the base, and values that are not finite. The message names the file."""
+    Raises the errors of opening a GGUF file, and NotImplementedError for what is not implemented. Raises ValueError for
+    a file that is no adapter or not one of the base, and for values that are not finite. The message names the file."""
     file = GgufFile(path)
     try:
         found = _find_architecture(file, config, architecture)
@@ -65,9 +65,7 @@ def _find_architecture(file: GgufFile, config: Mapping[str, Any], architecture: 
     metadata, path = file.metadata, file.path
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         if metadata.text(key) != wanted:
-            raise ValueError(
-                f"{path} is not a LoRA adapter: {key} must be {wanted!r}; got {shown(metadata.text(key))}"
-            )
+            raise ValueError(f"{path} is not a LoRA adapter: {key} must be {wanted!r}; got {shown(metadata.text(key))}")
     if "adapter.alora.invocation_tokens" in metadata:
         raise NotImplementedError(f"{path} begins at a token of the prompt (aLoRA), which is not implemented")
     name = metadata.required("general.architecture", metadata.text("general.architecture"))

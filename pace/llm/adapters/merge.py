@@ -27,8 +27,8 @@ class MergedReader:
     dtype of the model or by a quantisation."""
 
     def __init__(self, reader: TensorReader, model: BaseModelForCausalLM, weights: AdapterWeights):
-        """`model` is not loaded yet. Raises ValueError for modules that the checkpoint does not have, for other shapes,
-        and for a checkpoint that is quantised: its codes would have to be computed anew."""
+        """`model` is not loaded yet. Raises ValueError for modules that the checkpoint does not have, and for other
+        shapes. The same holds for matrices that are quantised: their codes would have to be computed anew."""
         self._reader = reader
         sources = {here: name for name, here in match_names(model, reader).items()}
         targets, problems = model.targets(), []
@@ -37,8 +37,8 @@ class MergedReader:
             module, name = weights.modules[path], sources.get(tensor)
             if tensor == HEAD and isinstance(model.lm_head, TiedLMHead):
                 raise ValueError(
-                    f"the adapter {weights.name!r} changes the head, which is the embedding's matrix in this model; load "
-                    "the adapter without merge=True"
+                    f"the adapter {weights.name!r} changes the head, which is the embedding's matrix in this model; "
+                    "load the adapter without merge=True"
                 )
             if name is None or tensor not in targets:
                 problems.append(f"{path}: the checkpoint has no such matrix")
@@ -46,8 +46,8 @@ class MergedReader:
             (dtype, shape), transposed = reader.tensors[name], targets[tensor][0].transposed
             if dtype not in FLOAT_DTYPES:
                 raise ValueError(
-                    f"{name} is quantised ({dtype}), and an adapter is merged into floats only; load the adapter without "
-                    "merge=True, or merge it into the original checkpoint"
+                    f"{name} is quantised ({dtype}), and an adapter is merged into floats only; load the adapter "
+                    "without merge=True, or merge it into the original checkpoint"
                 )
             wanted = (module.b.shape[0], module.a.shape[1])
             if tuple(shape) != (wanted[::-1] if transposed else wanted):

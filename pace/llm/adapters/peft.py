@@ -48,9 +48,8 @@ that the base does not have."""
 def read_peft(directory: Path, name: str, base: Base) -> AdapterWeights:
     """Reads an adapter that PEFT has saved. `name` is for messages. `base` is called for whole matrices in the file.
 
-    Raises FileNotFoundError (no config, no weights), PermissionError, NotImplementedError (something that is not
-    implemented) and ValueError (anything damaged, unknown or contradictory, and values that are not finite). The
-    message names the file."""
+    Raises FileNotFoundError (no config, no weights), PermissionError, and NotImplementedError. Raises ValueError for
+    anything damaged, unknown or contradictory, and for values that are not finite. The message names the file."""
     config = PeftConfig.read(directory)
     path = next((directory / file for file in FILES if (directory / file).exists()), None)
     if path is None:
@@ -138,4 +137,3 @@ def _check_copy(file: SafetensorsFile | TorchFile, source: str, base: Base) -> N
 def _are_equal(own: Tensor, copy: Tensor) -> bool:
     """True if two tensors are the same, after one of them was rounded to the other's dtype."""
     return torch.equal(own.to(copy.dtype), copy) or torch.equal(own, copy.to(own.dtype))
-

@@ -65,8 +65,8 @@ class PeftConfig:
     def read(cls, directory: Path) -> PeftConfig:
         """Reads a directory's adapter_config.json.
 
-        Raises FileNotFoundError without one, NotImplementedError for another method than LoRA and for fields that ask
-        for what is not implemented, ValueError for invalid and unknown fields. The message names file and field."""
+        Raises FileNotFoundError without one, and ValueError for invalid and unknown fields. Raises NotImplementedError
+        for another method than LoRA, and for fields of what is not implemented. The message names file and field."""
         path = directory / CONFIG_NAME
         if not path.exists():
             raise FileNotFoundError(

@@ -37,7 +37,7 @@ class AdapterSlots:
     """Up to `max_adapters` adapters of one model, each of rank up to `max_rank`. A step routes each row to those of its
     sequence (`Sequence.adapter`).
 
-    An adapter is known by the digest of its contents, never by its name or slot: a new adapter cannot be taken for an
+    An adapter is known by the digest of its contents, not by its name or slot. So a new adapter is never taken for an
     old one. Not thread-safe: the engine's thread calls everything but `check` between two steps
     (`EngineDriver.call`)."""
 
@@ -85,8 +85,8 @@ class AdapterSlots:
                     wrong.append(f"{path} has rank {module.rank}, more than max_rank={self.max_rank}")
         if other:
             raise NotImplementedError(
-                f"the adapter {weights.name!r} changes {_listed(other)}: adapters of embeddings, norms, experts, encoders "
-                "of images and sound, and of the heads of latent attention are not implemented; merge it "
+                f"the adapter {weights.name!r} changes {_listed(other)}: adapters of embeddings, norms, experts, "
+                "encoders of images and sound, and of the heads of latent attention are not implemented; merge it "
                 "(LLMModel(path, adapter=..., merge=True)), or train one without these modules"
             )
         problems = {f"modules that {model} does not have": unknown, "of the wrong size": wrong}
@@ -94,8 +94,8 @@ class AdapterSlots:
             raise ValueError(f"the adapter {weights.name!r} does not fit this model:\n  " + "\n  ".join(lines))
 
     def load(self, weights: AdapterWeights) -> str:
-        """Loads an adapter into a free slot and returns its digest, which `Sequence.adapter` names from then on. Loading
-        equal contents again only counts: `unload` is then due once for each.
+        """Loads an adapter into a free slot and returns its digest, which `Sequence.adapter` names from then on. If
+        equal contents are loaded again, they are only counted, and each load needs an `unload`.
 
         Raises as `check`, and ValueError if every slot is taken: "8 adapters are loaded (max_adapters=8): ..."."""
         digest = weights.digest
@@ -150,8 +150,8 @@ class AdapterSlots:
     # -- unloading
 
     def unload(self, digest: str) -> None:
-        """Ends one load. After the last one no new sequence may name the adapter, and it leaves its slot when no
-        sequence in the engine names it any more (`free`). Raises KeyError if it is not loaded."""
+        """Ends one load. After the last one, no new sequence may name the adapter. It leaves its slot when no sequence
+        in the engine names it any more (`free`). Raises KeyError if it is not loaded."""
         loaded = self._loaded[digest]
         if not loaded.num_loads:
             raise KeyError(digest)

@@ -131,8 +131,8 @@ def load(driver: EngineDriver, sequence: Sequence, path: Path) -> bytes:
         saved, pieces = _checked(file, driver)
         if saved.adapter != sequence.adapter:
             raise file.refused(
-                "it was computed with other adapters, or with others in another strength; open it with those, or compute "
-                "it again"
+                "it was computed with other adapters, or with other weights of them; open it with those, or compute it "
+                "again"
             )
         num_tokens = saved.extent.num_tokens
         has_room = _call(driver, lambda engine: _begin(engine, sequence, saved))

@@ -63,4 +63,3 @@ def answers_of(
             scores = row / float(config.temperature.get(question.type, 1.0))
             answers[question.name] = question.answer(scores.softmax(-1).tolist())
     return answers
-

@@ -1,6 +1,6 @@
 """The prompts of a decision request in tokens, and the places where the model is asked for a label.
 
-Without a template of its own, a model is asked in its chat template: the state, the question and its options are the
+Without a template of its own, a model is asked in its chat template. The state, the question and its options are the
 user's message, and the label is the first token of the answer. A decision_template.jinja writes marks instead, and the
 label of a question follows the text before its mark."""
 
@@ -61,8 +61,8 @@ class DecisionPrompts:
     def read(self, state: Any, questions: Mapping[str, Any]) -> list[DecisionPrompt]:
         """Returns the prompts of a request: one for each question, or one for all if the template takes them together.
 
-        Raises ValueError for an invalid state or question, for labels that are not different tokens, and for a template
-        that refuses them or writes other marks than it should."""
+        Raises ValueError for an invalid state or question, and for labels that are not different tokens. Also for a
+        template that refuses them, or writes other marks than it should."""
         check_state(state)
         read = read_questions(questions, self.config)
         check_text(json.dumps([state, questions], ensure_ascii=False), "the request")

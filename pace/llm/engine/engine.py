@@ -37,8 +37,9 @@ class Engine:
         media_cache_bytes: int = MEDIA_CACHE_BYTES,
     ) -> None:
         """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length`, `rope_regime`,
-        `kept_width` and `towers`. If it has any towers, also `encode(media)` and `angle_positions(media, start, end)`;
-        for sequences with adapters also `adapters`, its `AdapterSlots`. `scheduler` works on `cache`. `max_seq_len` is at most the model's."""
+        `kept_width` and `towers`. If it has any towers, also `encode(media)` and `angle_positions(media, start, end)`.
+        For sequences with adapters, it has `adapters`, its `AdapterSlots`. `scheduler` works on `cache`. `max_seq_len`
+        is at most the model's."""
         self.model = model
         self.ops = ops
         self.cache = cache

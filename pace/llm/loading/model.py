@@ -75,8 +75,8 @@ def fill_model(
     if adapter is not None:
         if isinstance(model.weights_file, ExpertFile):
             raise ValueError(
-                f"the adapter {adapter.name!r} cannot be merged into mapped weights; load the adapter without merge=True, "
-                'or the model without weights="mapped"'
+                f"the adapter {adapter.name!r} cannot be merged into mapped weights; load the adapter without "
+                'merge=True, or the model without weights="mapped"'
             )
         model.weights_file = None
     with checkpoint.open_weights(model.config.quantization_config) as reader, errors_about(checkpoint):

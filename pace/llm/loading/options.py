@@ -183,8 +183,8 @@ class LoadOptions:
             raise ValueError(
                 "merge=True needs adapter=, the adapter to merge"
                 if self.merge
-                else "adapter= needs merge=True, which merges it into the weights; to keep it apart, load the model without "
-                "it, and call load_adapter(path, name)"
+                else "adapter= needs merge=True, which merges it into the weights; to keep it apart, load the model "
+                "without it, and call load_adapter(path, name)"
             )
         for name in ("max_adapters", "max_lora_rank"):
             self._check(name, "an int >= 1", int)

@@ -45,7 +45,7 @@ class BatchBuilder:
         self._given_width = given_width
         self._shape: tuple[int, ...] = ()
         self._routed: tuple[list[tuple[int, Slots]], ForwardBatch, ForwardBatch] | None = None
-        """Number of tokens and slots of the last spans that had adapters, their batch, and the batch with its routing."""
+        """Number of tokens and slots of the last spans that had adapters, their batch, and the batch with routing."""
 
     def build(self, spans: list[Span], kv: list[LayerBlocks]) -> ForwardBatch:
         ends = [span.end for span in spans]

@@ -47,8 +47,8 @@ class AdapterMatrices:
 
 
 class AdapterTable:
-    """The adapters of one product `[T, N]` of `x [T, K]`, by slot. The columns are cut into parts, such as queries, keys
-    and values. An adapter has matrices of its own for some of them.
+    """The adapters of one product `[T, N]` of `x [T, K]`, by slot. The columns are cut into parts, such as queries,
+    keys and values. An adapter has matrices of its own for some of them.
 
     Kernels and recorded programs read the table in each step. So a slot is changed between two steps, and the program
     stays as it is."""
@@ -65,7 +65,7 @@ class AdapterTable:
         self.starts = torch.tensor([0, *accumulate(columns)])
         """int64 `[parts + 1]`: the first column of each part, and the end of the last one."""
         self.addresses = torch.zeros(num_slots, 1 + 2 * len(columns), dtype=torch.int64)
-        """Of A, then of B and of the bias of each part; 0 for none (csrc/include/pace/adapter_ops.h)."""
+        """The address of A, then those of B and the bias of each part; 0 for none (csrc/include/pace/adapter_ops.h)."""
         self.scales = torch.zeros(num_slots, len(columns))
 
     @property

@@ -11,7 +11,11 @@ from pace.ops.adapters.table import AdapterTable
 
 
 def add_adapters(
-    linear: Callable[[Tensor, Any, Tensor | None], Tensor], y: Tensor, x: Tensor, adapters: AdapterTable, routing: Tensor
+    linear: Callable[[Tensor, Any, Tensor | None], Tensor],
+    y: Tensor,
+    x: Tensor,
+    adapters: AdapterTable,
+    routing: Tensor,
 ) -> None:
     """Computes `ForwardOps.add_adapters_`, given the product `linear(x, weight, bias)`."""
     per_row, starts = routing.shape[1] // 2, adapters.starts.tolist()

@@ -87,8 +87,8 @@ class ServedAdapters:
         return [self._described(loaded) for loaded in self._loaded.values()]
 
     def load(self, name: str, path: str) -> dict[str, Any]:
-        """Loads the adapter at a path inside of the operator's folder. Runs in a worker. Raises ApiError: 409 for a name
-        that is taken, 400 for a path outside, and for an adapter that cannot be loaded."""
+        """Loads the adapter at a path inside of the operator's folder. Runs in a worker. Raises ApiError: 409 for a
+        name that is taken, 400 for a path outside, and for an adapter that cannot be loaded."""
         if self._folder is None:
             raise ApiError(400, OFF, param="path", code="adapters_not_loaded")
         if self._of_model is None:
@@ -111,10 +111,11 @@ class ServedAdapters:
 
     def unload(self, name: str) -> None:
         """Unloads an adapter; running requests keep it to their end. Raises ApiError 404."""
-        if self._of_model is None or name not in self._paths:
+        if name not in self._paths:
             raise ApiError(404, f"there is no adapter {name[:128]!r}", param="name", code="adapter_not_found")
         del self._paths[name], self._numbers[name], self._loaded[name]
-        self._of_model.unload(name)
+        if self._of_model is not None:
+            self._of_model.unload(name)
 
     def _add(self, name: str, loaded: LoadedAdapter) -> None:
         """Keeps an adapter that was loaded. It gets a number that none had before, unless it has one."""

@@ -14,8 +14,10 @@ from pathlib import Path
 import bitsandbytes
 import torch
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-from compressed_tensors.quantization.utils import calculate_qparams
+from compressed_tensors.quantization.lifecycle.forward import dequantize
+from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from safetensors.torch import save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -64,14 +66,32 @@ def compressed_tensors_cases(weight):
             "mxfp8-quantized",
             {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8},
         ),
-    ):
+        (
+            "mxfp6-pack-quantized",
+            {"num_bits": 6, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8},
+        ),
+        (
+            "nvfp4-pack-quantized",
+            {
+                "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
+                "scale_dtype": torch.float8_e4m3fn, "zp_dtype": torch.float8_e4m3fn,
+            },
+        ),
+    ):  # fmt: skip
         scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**arguments))
         low, high = extremes(weight, arguments)
-        scale, zero = calculate_qparams(low, high, scheme.weights)
+        of_matrix = {}
+        if arguments["strategy"] == "tensor_group":
+            of_matrix["global_scale"] = generate_gparam(weight.amin(), weight.amax())
+        scale, zero = calculate_qparams(low, high, scheme.weights, **of_matrix)
         state = {"weight": weight, "weight_scale": scale.float(), "weight_zero_point": zero}
+        state |= {f"weight_{name}": value for name, value in of_matrix.items()}
         compressor = BaseCompressor.get_value_from_registry(layout)
         stored = compressor.compress(dict(state), scheme)
         expected = compressor.decompress(dict(stored), scheme)["weight"].float()
+        if of_matrix:  # `decompress` rounds to bfloat16
+            codes = unpack_fp4_from_uint8(stored["weight_packed"], N, K, torch.float32)
+            expected = dequantize(codes, stored["weight_scale"].float(), args=scheme.weights, **of_matrix)
         config = {
             "quant_method": "compressed-tensors",
             "format": layout,

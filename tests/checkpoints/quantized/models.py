@@ -89,6 +89,14 @@ KINDS: dict[str, tuple[dict[str, Any], Pack]] = {
         lambda n, k: packers.float8(n, k, (32, 32)),
     ),
     "mxfp4": ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, packers.mxfp4),
+    "mxfp6": (
+        compressed("mxfp6-pack-quantized", {"num_bits": 6, "type": "float", "strategy": "group", "group_size": 32}),
+        packers.mxfp6,
+    ),
+    "modelopt-nvfp4": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+        lambda n, k: packers.nvfp4(n, k, ("m.weight", "m.weight_scale_2"), divides=False),
+    ),
 }
 """Name -> quantization_config, and the function that packs a module."""
 OF_TOKENS: dict[str, tuple[dict[str, Any], Pack]] = {"bitnet": ({"quant_method": "bitnet"}, packers.bitnet)}

@@ -269,6 +269,43 @@ def mxfp4(
     )
 
 
+def mxfp6(n: int, k: int) -> Packed:
+    codes = integers(n, k, 6)
+    triples = [
+        [word >> shift & 255 for i in range(0, k, 4) for word in [fields(row[i : i + 4], 6)] for shift in (0, 8, 16)]
+        for row in codes
+    ]
+    powers = torch.randint(120, 126, (n, k // 32), dtype=torch.uint8)
+    scale = [[2.0 ** (power - 127) for power in row] for row in powers.tolist()]
+    weight = [[e2m3(code) * scale[i][j // 32] for j, code in enumerate(row)] for i, row in enumerate(codes)]
+    stored = {"m.weight_packed": torch.tensor(triples, dtype=torch.uint8), "m.weight_scale": powers}
+    return stored, torch.tensor(weight, dtype=torch.float64)
+
+
+def fields(values: list[int], bits: int) -> int:
+    return sum(value << (i * bits) for i, value in enumerate(values))
+
+
+def e2m3(code: int) -> float:
+    exponent, mantissa = code >> 3 & 3, code & 7
+    size = (8 + mantissa) / 8 * 2 ** (exponent - 1) if exponent else mantissa / 8
+    return -size if code & 32 else size
+
+
+def nvfp4(n: int, k: int, names: tuple[str, str], divides: bool) -> Packed:
+    """`names`: of the codes, and of the matrix's number, which divides the scales or multiplies them."""
+    codes = integers(n, k, 4)
+    octets = [[row[i] | row[i + 1] << 4 for i in range(0, k, 2)] for row in codes]
+    scales = (torch.rand(n, k // 16) * 400 + 20).to(torch.float8_e4m3fn)
+    number = torch.tensor([3001.7 if divides else 1 / 3001.7])
+    factor = 1 / number.double().item() if divides else number.double().item()
+    weight = [
+        [E2M1[code] * scales[i, j // 16].item() * factor for j, code in enumerate(row)] for i, row in enumerate(codes)
+    ]
+    stored = {names[0]: torch.tensor(octets, dtype=torch.uint8), "m.weight_scale": scales, names[1]: number}
+    return stored, torch.tensor(weight, dtype=torch.float64)
+
+
 def relative_error(found: Tensor, weight: Tensor) -> float:
     """The largest difference, divided by the largest weight."""
     return (

@@ -17,6 +17,9 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 
 
+MIXED = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+
+
 def compressed(**more):
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128} | more.pop("weights", {})
     return {
@@ -44,7 +47,9 @@ def compressed(**more):
         (GPTQ | {"rotation": "hadamard"}, "rotation"),
         *[(AWQ | {"version": version}, f"version = '{version}'.*gemm") for version in ("gemv", "GEMV_FAST", "marlin")],
         (AWQ | {"backend": "llm-awq"}, "llm-awq.*AutoAWQ"),
-        (compressed(format="nvfp4-pack-quantized", weights={"type": "float"}), "nvfp4-pack-quantized.*pack-quantized"),
+        (compressed(format="nvfp4-pack-quantized", weights={"type": "float", "num_bits": 8}), "num_bits.*nvfp4-pack"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "quant_algo = 'NVFP4_AWQ'.*FP8_PB_WO"),
+        (MIXED | {"quantized_layers": {"a": {"quant_algo": "W4A8_AWQ"}}}, "quantized_layers.a.quant_algo = 'W4A8_AWQ'"),
         (compressed(format="marlin-24"), "marlin-24"),
         (compressed(format="dense"), "format = 'dense'"),
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "sparse-24-bitmask.*without sparsity"),
@@ -83,6 +88,9 @@ def test_what_cannot_be_read_is_refused_by_name(config, told):
      (compressed(weights={"block_structure": [128]}), "block_structure must be two integers"),
      (compressed(weights={"block_structure": "128x-3"}), "block_structure must be two integers"),
      (compressed(sparsity_config=3), "sparsity_config must be"),
+     ({"quant_method": "modelopt"}, "quant_algo must be one of FP8"),
+     ({"quant_method": "modelopt", "quantization": []}, "quantization must be an object"),
+     (MIXED | {"quantized_layers": {"a": "FP8"}}, "quantized_layers.a must be an object"),
      ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "weight_block_size must be two integers"),
      ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size must be two integers")],
     ids=str,
@@ -181,6 +189,15 @@ DAMAGES = [
     ("mxfp4", without(".weight_scales"), "lacks.*weight_scales"),
     ("mxfp4", changed(".weight_blocks", lambda t: t[:, :1]), "weight_blocks'.*shape"),
     ("mxfp4", first(".weight_scales", 255), "weight_scales' holds nan"),
+    ("modelopt-nvfp4", without(".weight_scale_2"), "lacks.*weight_scale_2"),
+    ("modelopt-nvfp4", without(".weight_scale"), "lacks.*weight_scale"),
+    ("modelopt-nvfp4", changed(".weight", lambda t: t[:, :-1]), "weight' is uint8 of shape"),
+    ("modelopt-nvfp4", changed(".weight_scale", lambda t: t.float()), "weight_scale' is float32"),
+    ("modelopt-nvfp4", first(".weight_scale", torch.nan), "weight_scale' holds nan"),
+    ("modelopt-nvfp4", first(".weight_scale_2", torch.inf), "weight_scale_2' holds inf"),
+    ("modelopt-nvfp4", first(".weight_scale_2", 0), "weight_scale_2' must be positive; got 0"),
+    ("modelopt-nvfp4", changed(".weight_scale_2", lambda t: t.expand(2)), "weight_scale_2'.*shape"),
+    ("modelopt-nvfp4", configured(quant_algo=None), "quant_algo must be one of FP8"),
 ]  # fmt: skip
 
 
@@ -190,6 +207,14 @@ DAMAGES = [
 def test_damaged_checkpoints(kind, damage, told, tmp_path):
     folder = save_quantized(tmp_path, kind, change=damage)
     with pytest.raises(ValueError, match=told):
+        load_model(LoadOptions(folder, dtype="float32", backend="torch", progress=False))
+
+
+def test_scaled_inputs_are_refused_by_name(tmp_path):
+    folder = save_quantized(
+        tmp_path, "modelopt-nvfp4", change=lambda state, config: state.update({f"{Q}.pre_quant_scale": torch.ones(64)})
+    )
+    with pytest.raises(NotImplementedError, match="q_proj.pre_quant_scale' scales inputs.*W4A16_NVFP4"):
         load_model(LoadOptions(folder, dtype="float32", backend="torch", progress=False))
 
 

@@ -143,6 +143,26 @@ def cases():
     config = compressed("mxfp4-pack-quantized", "group", 4, "float", group_size=32)
     pack = partial(packers.mxfp4, N, K, ("m.weight_packed", "m.weight_scale"), blocked=False)
     yield "mxfp4-packed", config, pack, mxfp4
+    config = compressed("mxfp6-pack-quantized", "group", 6, "float", group_size=32)
+    yield "mxfp6-packed", config, partial(packers.mxfp6, N, K), WeightLayout("float8", 32)
+    nvfp4 = WeightLayout("int4", 16, codebook="mxfp4")
+    config = compressed("nvfp4-pack-quantized", "tensor_group", 4, "float")
+    pack = partial(packers.nvfp4, N, K, ("m.weight_packed", "m.weight_global_scale"), divides=True)
+    yield "nvfp4-packed", config, pack, nvfp4
+    mixed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"m": {"quant_algo": "W4A16_NVFP4"}}}
+    for algorithm in ({"quant_algo": "NVFP4"}, {"quantization": {"quant_algo": "nvfp4"}}, mixed):
+        pack = partial(packers.nvfp4, N, K, ("m.weight", "m.weight_scale_2"), divides=False)
+        yield f"modelopt-{algorithm}", {"quant_method": "modelopt"} | algorithm, pack, nvfp4
+    for algorithm, block, shape, exponents, group in (
+        ("FP8", (N, K), (), False, None),
+        ("FP8_PER_CHANNEL_PER_TOKEN", (1, K), (N,), False, None),
+        ("FP8_PB_WO", (128, 128), (2, 1, 3, 1), False, 128),
+        ("MXFP8", (1, 32), None, True, 32),
+    ):
+        n, k = (256, 384) if algorithm == "FP8_PB_WO" else (N, K)
+        pack = partial(packers.float8, n, k, block, shape, "weight_scale", exponents)
+        config = {"quant_method": "modelopt", "quant_algo": algorithm}
+        yield f"modelopt-{algorithm}", config, pack, WeightLayout("float8", group)
 
 
 CASES = {name: (config, pack, dtype) for name, config, pack, dtype in cases()}

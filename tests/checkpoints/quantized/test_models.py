@@ -165,10 +165,12 @@ def test_early_checkpoints_say_in_a_file_of_their_own_how_they_are_quantised(tmp
         "model_file_base_name": "gptq_model-4bit-32g",
     }  # fmt: skip
     awq = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
+    modelopt = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
     for kind, arguments in (
         ("gptq-act-order", ("quantize_config.json", gptq, "gptq_model-4bit-32g.safetensors")),
         ("awq", ("quant_config.json", awq)),
         ("awq", ("quantize_config.json", awq | {"quant_method": "awq"})),
+        ("modelopt-nvfp4", ("hf_quant_config.json", modelopt)),
     ):
         folder = save_quantized(tmp_path / arguments[0] / kind, kind)
         as_early_writers(folder, *arguments)
@@ -177,12 +179,6 @@ def test_early_checkpoints_say_in_a_file_of_their_own_how_they_are_quantised(tmp
         }
         with load(folder) as model, load(folder.parent / "floats") as oracle:
             assert torch.allclose(logits(model), logits(oracle), rtol=1e-4, atol=1e-4)
-    folder = save_quantized(tmp_path / "modelopt", "compressed-fp8")
-    as_early_writers(
-        folder, "hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
-    )
-    with pytest.raises(NotImplementedError, match="quant_method = 'modelopt' is not implemented"):
-        load(folder)
     folder = save_quantized(tmp_path / "said", "gptq")
     (folder / "quantize_config.json").write_text("{}")  # config.json has the settings
     load(folder).close()
@@ -213,7 +209,7 @@ def test_static_scales_and_biases_of_zeros_are_left_over(tmp_path):
         matrices(save_quantized(tmp_path / kind, kind, change=add_scales))
 
 
-@pytest.mark.parametrize("kind", ["gptq", "awq", "bnb-nf4", "compressed-int4", "fp8", "mxfp4"])
+@pytest.mark.parametrize("kind", ["gptq", "awq", "bnb-nf4", "compressed-int4", "fp8", "mxfp4", "modelopt-nvfp4"])
 def test_pieces_and_threads_do_not_matter(kind, tmp_path, monkeypatch):
     """Rows come in pieces of 16, on two threads, and from files of the older kind."""
     from pace.checkpoints.quantized import reader as quantized_checkpoint

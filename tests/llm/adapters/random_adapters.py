@@ -11,17 +11,19 @@ from transformers.pytorch_utils import Conv1D
 
 from pace.llm.adapters.weights import AdapterModule, AdapterWeights
 
-LEFT_OUT = r"(.*\.)?(lm_head|embed_out|kv_b_proj|.*(vision|visual|experts)\..*)"
+LEFT_OUT = r"(.*\.)?(lm_head|embed_out|output_layer|kv_b_proj|(vision|visual|experts)\..*)"
 """Modules that take no unmerged adapters, and the head, which has tests of its own."""
 
 
 def targets_of(model: torch.nn.Module) -> list[str]:
     """Names of all modules that an adapter can change."""
-    return [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.Linear, Conv1D)) and not re.fullmatch(LEFT_OUT, name)
-    ]
+    products = [name for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))]
+    found = [name for name in products if not re.fullmatch(LEFT_OUT, name)]
+    if any("mamba" in part for part in (getattr(model.config, "model_type", ""), *found)):
+        found = [name for name in found if not name.endswith("out_proj")]  # peft refuses these
+    if any(name.endswith(".experts") for name, _ in model.named_modules()):
+        found = [name for name in found if ".mlp." not in name]  # peft changes experts with dense layers, too
+    return found
 
 
 def random_adapter(
@@ -57,4 +59,5 @@ def weights_of(adapted: torch.nn.Module, name: str) -> AdapterWeights:
 
 @torch.no_grad()
 def logits_of(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    return model(input_ids=ids[None], use_cache=False).logits[0].float()
+    model = model.base_model.model if isinstance(model, peft.PeftModel) else model
+    return model(ids[None], use_cache=False).logits[0].float()

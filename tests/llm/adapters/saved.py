@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -59,6 +58,3 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
 def pair(module: str = MODULE, r: int = 2, k: int = 256, n: int = 256) -> dict[str, torch.Tensor]:
     """The two matrices of a module."""
     return {f"{module}.lora_A.weight": torch.randn(r, k), f"{module}.lora_B.weight": torch.randn(n, r)}
-
-
-

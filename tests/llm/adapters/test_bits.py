@@ -1,5 +1,5 @@
-"""The bits of a row depend only on its text and its own adapters: not on its neighbours, chunks, threads, or on other
-adapters that are loaded."""
+"""The bits of a row depend only on its text and its own adapters. Neighbours, chunks, threads and other adapters that
+are loaded do not matter."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.plugins.tiers import sample
 from tests.support import Runner, isas_of_floats, load_model
 
 pytest.importorskip("peft")
-from tests.llm.adapters.random_adapters import random_adapter  # noqa: E402
-from tests.llm.adapters.test_families import FAMILIES, with_adapters  # noqa: E402
+from tests.llm.adapters.random_adapters import random_adapter
+from tests.llm.adapters.test_families import FAMILIES, with_adapters
 
 pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
 
@@ -51,15 +51,15 @@ def together(runner):
 
 
 def adapters_of(base):
-    q_and_v = [name for name, _ in base.named_modules() if name.endswith(("q_proj", "v_proj", "down_proj"))]
-    return [random_adapter(base, seed, targets, r=rank)[1]
-            for seed, targets, rank in ((1, None, 4), (2, None, 17), (3, q_and_v or None, 8), (4, None, 2))]  # fmt: skip
+    q_and_v = [name for name, _ in base.named_modules() if name.endswith(("q_proj", "v_proj"))]
+    cases = [(1, None, 4), (2, None, 17), (3, q_and_v or None, 8), (4, None, 2)]
+    return [random_adapter(base, seed, targets, r=rank)[1] for seed, targets, rank in cases]
 
 
-@pytest.mark.parametrize("model_type, fields", sample(FAMILIES, lambda case: case in FAMILIES[:3]), ids=str)
+@pytest.mark.parametrize("case", sample(FAMILIES, lambda case: case in FAMILIES[:3]), ids=lambda case: case[0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_rows_are_their_own(model_type, fields, dtype, tmp_path):
-    base = save_tiny(tmp_path, model_type, fields)
+def test_rows_are_their_own(case, dtype, tmp_path):
+    base = save_tiny(tmp_path, *case)
     model = load_model(tmp_path, dtype, native)
     plain = ProgramRunner(model)
     first, *others = adapters_of(base)

@@ -15,7 +15,7 @@ from tests.llm.models.variants import save_tiny
 from tests.support import load_model
 
 pytest.importorskip("peft")
-from tests.llm.adapters.random_adapters import random_adapter  # noqa: E402
+from tests.llm.adapters.random_adapters import random_adapter
 
 MODELS = [("qwen3", {}), ("gemma2", {}), ("qwen3_next", {})]
 
@@ -35,16 +35,21 @@ def make_engine(loaded, **options):
 
 
 def make(tokens, adapter=(), length=60):
-    sequence = Sequence(tokens, Sampling(), StoppingCriteria(length, []), length)
+    sequence = Sequence(tokens, Sampling(num_logprobs=0), StoppingCriteria(length, []), length)
     sequence.adapter = adapter
     return sequence
 
 
 def run(engine, sequences):
+    """Returns the generated tokens of each sequence, and their log-probabilities, which show the bits of logits."""
     engine.submit(sequences)
     while engine.step():
         pass
-    return [sequence.generated for sequence in sequences]
+    return [read(sequence) for sequence in sequences]
+
+
+def read(sequence):
+    return tuple(sequence.generated), tuple(token.logprob for token in sequence.logprobs)
 
 
 def prompts(count=4):
@@ -56,7 +61,7 @@ def test_a_text_is_the_same_alone_and_among_others(loaded):
     cases = [(prompt, key) for prompt in prompts() for key in ((), *keys, (*sorted(keys[0] + keys[1]),))]
     alone = [run(engine, [make(*case)])[0] for case in cases]
     assert run(engine, [make(*case) for case in cases]) == alone
-    assert len({tuple(text) for text in alone}) > len(cases) // 2, "adapters say different things"
+    assert len(set(alone)) == len(cases), "adapters say different things"
     engine.check_idle()
 
 
@@ -86,7 +91,7 @@ def test_a_fork_and_an_unloaded_adapter_keep_what_they_began_with(loaded):
     assert refused.finish_reason == "error" and "was unloaded" in str(refused.error)
     while engine.step():
         pass
-    assert sequence.generated == expected
+    assert read(sequence) == expected
     assert engine.model.adapters.num_free == 7
     assert engine.model.adapters.load(loaded[1][0]) == digest
     sequence = make(prompts()[0], keys[0])
@@ -105,8 +110,6 @@ def test_forks_inherit_adapters(loaded):
     assert target.adapter == keys[0]
     engine.abort([source])
     engine.cache.free(target)
-
-
 
 
 def test_another_adapter_in_the_same_slot_is_not_taken_for_the_old_one(loaded):

@@ -17,7 +17,7 @@ gguf = pytest.importorskip("gguf")
 CONFIG = Checkpoint(TINY).config
 HEADS = {"q": CONFIG["num_attention_heads"], "k": CONFIG["num_key_value_heads"]}
 SIZES = {"attn_q": 256, "attn_k": 256 * HEADS["k"] // HEADS["q"], "attn_output": 256, "ffn_up": 64}
-NAMES = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_output": "self_attn.o_proj", "ffn_up": "mlp.up_proj"}  # fmt: skip
+NAMES = {f"attn_{part}": f"self_attn.{part[0]}_proj" for part in ("q", "k", "output")} | {"ffn_up": "mlp.up_proj"}
 
 
 def permuted(rows: torch.Tensor, num_heads: int) -> torch.Tensor:

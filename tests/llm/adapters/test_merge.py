@@ -19,8 +19,8 @@ from tests.llm.models.visit import TOLERANCE, relative_error
 from tests.support import TensorDict
 
 pytest.importorskip("peft")
-from tests.llm.adapters.random_adapters import logits_of, random_adapter, targets_of  # noqa: E402
-from tests.llm.adapters.test_families import prefill  # noqa: E402
+from tests.llm.adapters.random_adapters import logits_of, random_adapter, targets_of
+from tests.llm.adapters.test_families import prefill
 
 
 def load(folder, weights=None, dtype=torch.float32, quantization=None, state=None):
@@ -44,7 +44,7 @@ def test_merged_weights_are_those_of_peft(model_type, fields, tmp_path):
 
 @pytest.mark.parametrize("dtype, format", [(torch.bfloat16, None), (torch.float32, "int8"), (torch.bfloat16, "int4")])
 def test_sums_are_rounded_once(dtype, format, tmp_path):
-    """As if the sum had been saved in float32, and then loaded."""
+    """The expected model loads sums that were saved in float32."""
     base = save_tiny(tmp_path, "llama", {"hidden_size": 64})
     _, weights = random_adapter(base, 1)
     quantization = format and QuantizationConfig(format)

@@ -135,7 +135,7 @@ REFUSED_TENSORS = [
     (pair() | {f"{MODULE}.lora_A.default.weight": torch.ones(2, 256)}, "own name is not expected"),
     (pair() | {"model.layers.0.self_attn.q_proj.scale": torch.ones(3)}, "neither a part of a LoRA adapter"),
     ({f"{MODULE}.lora_A.weight": torch.ones(2, 256), f"{MODULE}.lora_B.weight": torch.ones(256, 3)}, "fit together"),
-    ({f"{MODULE}.lora_A.weight": torch.ones(2, 9, 4), f"{MODULE}.lora_B.weight": torch.ones(256, 2)}, "must be a matrix"),
+    ({f"{MODULE}.lora_A.weight": torch.ones(2, 9, 4), f"{MODULE}.lora_B.weight": torch.ones(256, 2)}, "be a matrix"),
     ({f"{MODULE}.lora_A.weight": torch.ones(2, 256).long(), f"{MODULE}.lora_B.weight": torch.ones(256, 2)}, "floats"),
     (pair() | {f"{MODULE}.lora_A.weight": torch.full((2, 256), math.inf)}, "not finite"),
     (pair() | {f"{MODULE}.lora_B.weight": torch.full((256, 2), math.nan)}, "not finite"),

