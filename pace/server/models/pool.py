@@ -190,6 +190,7 @@ class ModelPool:
     async def load(self) -> None:
         """Loads the models, in order. Of several, one that cannot be loaded answers 503. Raises the error of loading
         the only one, or RuntimeError if none could be loaded."""
+        gc.freeze()  # garbage collections, for which all threads wait, skip what was imported, and models that stay
         for slot in self._slots:
             if slot.entry.load_on_startup:
                 self._begin_load(slot, "loading")
@@ -210,6 +211,8 @@ class ModelPool:
             async with self._changes:
                 slot.load_began = time.monotonic()
                 await self._change(slot.model.load)
+            if slot.entry.idle_unload is None:
+                gc.freeze()
             if slot.entry.idle_unload is not None:
                 with suppress(Exception):  # the same error answers /props
                     slot.properties = await self.shared.work(slot.model.properties)
@@ -226,23 +229,17 @@ class ModelPool:
             self._start_clock(slot)
 
     async def _unload(self, slot: Slot) -> None:
-        def unload() -> None:
-            slot.model.unload()
-            gc.unfreeze()  # parts of the model were frozen after its load
-            gc.collect()
-
         async with self._changes:  # before any load that begins later
-            await self._change(unload)
+            await self._change(slot.model.unload)
 
     async def _change(self, change: Callable[[], None]) -> None:
-        """Runs a load or an unload on a thread. Loaded objects stay for long: garbage collections, for which all
-        threads wait, then skip them."""
+        """Runs a load or an unload on a thread."""
 
         def work() -> None:
             try:
                 change()
             finally:
-                gc.freeze()
+                gc.collect()
                 give_back_memory()
 
         self._num_threads += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -25,7 +26,8 @@ def in_thread(function: Callable[[], Result], name: str = "pace-load") -> asynci
             set_outcome, outcome = future.set_result, function()
         except BaseException as error:
             set_outcome, outcome = future.set_exception, error
-        loop.call_soon_threadsafe(set_if_waiting, set_outcome, outcome)
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(set_if_waiting, set_outcome, outcome)
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return future
