@@ -132,9 +132,9 @@ void run(check::Inputs& x, check::Inputs& y, const Adapters& adapters, const std
 
 TEST_TABLES(adapters_are_those_of_float64) {
     for (const DType dtype : {DType::F32, DType::BF16, DType::F16}) {
-        for (const int64_t k : {1, 31, 70}) {
+        for (const int64_t k : {1, 70}) {
             const Adapters adapters(k, dtype);
-            for (const int64_t rows : {1, 3, 9, 150}) {
+            for (const int64_t rows : {1, 3, 70}) {
                 check::Inputs x(rows, k, false, 1), y(rows, kStarts[kParts], false, 2), before = y;
                 const std::vector<float> routing = routing_of(rows);
                 run(x, y, adapters, routing);

@@ -12,6 +12,7 @@ from pace.llm import LLMModel
 from pace.llm.decisions.config import DecisionConfig
 from pace.llm.decisions.prompts import DecisionPrompts
 from tests.llm.bundled import bundled
+from tests.plugins.tiers import sample
 
 transformers = pytest.importorskip("transformers", minversion="5.24")
 
@@ -56,7 +57,7 @@ def model() -> LLMModel:
     return bundled()
 
 
-@pytest.mark.parametrize("sanitize", [True, False])
+@pytest.mark.parametrize("sanitize", sample([True, False], lambda value: value))
 @pytest.mark.parametrize("template", TEMPLATES, ids=["plain", "one", "all"])
 def test_tokens_and_answers_are_those_of_transformers(model, oracle, template, sanitize) -> None:
     from transformers.decision import DecisionConfig as TheirConfig
