@@ -33,7 +33,7 @@ class ModelEntry:
     arguments: Namespace = field(default_factory=Namespace, compare=False)
     """The command line's options for loading, with the model's own."""
     idle_unload: float | None = None
-    """As in `ServeOptions`."""
+    """Its own value of `ServeOptions.idle_unload`."""
     load_on_startup: bool = True
     """False to load the model with its first request."""
 

@@ -42,6 +42,7 @@ from pace.ops import native
 
 logger = logging.getLogger("pace")
 
+
 class Loaded(NamedTuple):
     """The result of `open_model`."""
 

@@ -83,8 +83,8 @@ class LoadOptions:
     progress: bool = True
     """Shows a bar while loading, and while several prompts are continued, on a terminal or in a notebook."""
     kv_cache_bytes: int | str | None = None
-    """Maximum memory of keys and values, in bytes, as "2GiB", or as "25%" of the memory available after loading, a
-    draft model's included; None for "50%". Only address space is reserved at first. Sequences that do not fit together
+    """Maximum memory of keys and values, a draft model's included. In bytes, as "2GiB", or as "25%" of the memory
+    available after loading; None for "50%". Only address space is reserved at first. Sequences that do not fit together
     take turns, with the same results. A prompt that does not fit is refused; a sequence that fills the cache ends with
     "length"."""
     pin_threads: bool | None = None

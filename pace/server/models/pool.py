@@ -51,7 +51,7 @@ class Slot:
 
 
 class ModelPool:
-    """Finds the model of a request, loads it if needed, and unloads models that nobody uses.
+    """Finds the model of a request, loads it if needed, and unloads models that are idle.
 
     An endpoint gets the model from the pool, and `scope["app"].state.pool` is the pool:
 
@@ -150,8 +150,8 @@ class ModelPool:
     async def use(self, name: str | None) -> AsyncIterator[HostedModel]:
         """Yields the model of a name, loaded, and keeps it loaded until the block ends.
 
-        Waits for a load up to `max_wait` seconds. Raises ApiError 404 for an unknown name, and 503 if the model is not
-        loaded by then, if it cannot be loaded, or if the server shuts down."""
+        Waits for a load up to `max_wait` seconds. Raises ApiError 404 for an unknown name. Raises 503 if the model is
+        not loaded by then, if it cannot be loaded, or if the server shuts down."""
         slot = self._slot(name)
         slot.num_users += 1
         self._stop_clock(slot)

@@ -75,7 +75,9 @@ def test_one_model_is_as_before(tmp_path: Path):
 def test_a_file(tmp_path: Path):
     file = tmp_path / "models.toml"
     file.write_text(FILE)
-    options = read("--models", file, "--model", "more=org/more", "--quantization", "int8", "--idle-unload", "60", "--mtp")
+    options = read(
+        "--models", file, "--model", "more=org/more", "--quantization", "int8", "--idle-unload", "60", "--mtp"
+    )
     chat, embed, more = options.models
     assert (chat.names, chat.model, chat.idle_unload) == (("chat", "gpt-4o", "default"), "org/chat", 600)
     assert chat.arguments.quantization == {"format": "int4", "group": 32} and chat.arguments.max_seq_len == 4096

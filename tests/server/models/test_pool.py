@@ -123,7 +123,7 @@ async def test_an_idle_model_is_unloaded_and_comes_back():
     chat, embed = pool.models
     await pool.load()
     async with pool.use("chat"):
-        await until(lambda: not embed.is_loaded)  # nobody has used it since the start
+        await until(lambda: not embed.is_loaded)  # it was not used since the start
         await asyncio.sleep(0.1)
         assert chat.is_loaded
         assert [pool.described(model.names[0], model)["loaded"] for model in pool.models] == [True, False]

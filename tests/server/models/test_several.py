@@ -117,6 +117,7 @@ def count_loads(several: SeveralServing) -> dict[str, int]:
     """Counts the loads of each model from now on."""
     counts = dict.fromkeys(MODELS, 0)
     for service in several.pool.models:
+
         def load(name: str = service.names[0], own=service.load) -> None:
             counts[name] += 1
             own()
@@ -173,7 +174,10 @@ def test_a_key_has_one_bound_for_all_models():
     with SeveralServing(keys=("key",), max_per_key=1) as several:
         with several.pool.models[0].admission.request("name"):
             assert several.pool.shared.requests_of_key["name"] == 1
-            with pytest.raises(Exception, match="1 requests in progress"), several.pool.models[1].admission.request("name"):
+            with (
+                pytest.raises(Exception, match="1 requests in progress"),
+                several.pool.models[1].admission.request("name"),
+            ):
                 pass
 
 
@@ -181,6 +185,7 @@ def test_a_key_has_one_bound_for_all_models():
 def test_twenty_reloads_take_no_more_memory():
     """After the first few, in which pools of the C library and of workers fill."""
     with SeveralServing(idle_unload=0.02) as several:
+
         def reload() -> int:
             for name in MODELS:
                 several.tell(name)
