@@ -17,7 +17,7 @@ from tests.server.network.connections import wait_until
 
 
 class Adapted(SeveralServing):
-    """Two models, of which the first has an adapter and is unloaded when idle."""
+    """Two models. The first has an adapter, and is unloaded when idle."""
 
     def __init__(self, folder) -> None:
         super().__init__()
