@@ -81,7 +81,7 @@ class LLMModel:
         Where: `weights` ("mapped" keeps experts in a file, which may be larger than memory) and `weights_cache`.
         Keys and values: `kv_cache_bytes` (such as "2GiB"), `kv_cache_dtype`, `kv_cache_type`, `bmc_rows`,
         `prefix_cache_bytes`, and `max_seq_len`, the maximum length of a sequence. Rows of images: `media_cache_bytes`.
-        LoRA: `adapter` with `merge=True`, to merge one; `max_adapters` and `max_lora_rank`, limits of `load_adapter`.
+        LoRA: `adapter` and `merge`, to merge one; `max_adapters` and `max_lora_rank`, limits of `load_adapter`.
         How it runs: `backend`, `num_threads`, `pin_threads`, and `spec_config` for speculative decoding. `progress`
         shows bars, on a terminal or in a notebook.
         `other_names`: names of other tools for the same arguments, such as `torch_dtype`.
