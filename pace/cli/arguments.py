@@ -59,7 +59,8 @@ def add_model_argument(
 
     `default`: None makes the model mandatory.
     `before`: name of the positional after the model. A single positional is this one, not the model.
-    `several`: the help of `-m`, if it may be given several times. `named_models` has them, and the caller settles."""
+    `several`: the help of `-m`, if it may be given several times. `named_models` then has those with a name, or all of
+    several, and the caller reads them."""
     note = " (default: the small model bundled with pace)" if default else ""
     group.add_argument("model", metavar=metavar, nargs="?", default=default, help=help + note)
     if several is None:
@@ -74,11 +75,16 @@ def add_model_argument(
             metavar="[NAME=]MODEL",
             help=several,
         )
+        group.set_defaults(named_model=None)
     group.set_defaults(default_model=default, model_before=before)
 
 
 def settle_model(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Sets `model` from the positional or the option. Exits with a usage error if both are given."""
+    if len(named := getattr(arguments, "named_models", [])) == 1:
+        from pace.server.models.entries import is_named
+
+        arguments.named_model = None if is_named(named[0]) else named.pop()
     word = None if arguments.model is arguments.default_model else arguments.model
     if (before := arguments.model_before) and getattr(arguments, before) is None:
         if word is not None and arguments.named_model is None and (_is_checkpoint(word) or _is_piped_model(word)):

@@ -53,7 +53,7 @@ class SeveralServing(Serving):
             while service.admission is not None and service.admission.num_requests:
                 assert time.monotonic() < deadline, "a request is still in progress"
                 time.sleep(0.005)
-            if (generator := service.generator) is not None:
+            if (generator := getattr(service, "generator", None)) is not None:
                 generator.driver.call(lambda engine: engine.check_idle()).result(5)
 
     def tell(self, model: str | None, prompt: str = "Once upon a time", **fields: Any) -> str:

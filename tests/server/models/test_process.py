@@ -50,7 +50,18 @@ def test_models_of_a_file_and_a_signal(tmp_path: Path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "pace", "serve", "--models", str(file), "--port", str(port), "--kv-cache-bytes", "5%"]
+    command = [
+        sys.executable,
+        "-m",
+        "pace",
+        "serve",
+        "--models",
+        str(file),
+        "--port",
+        str(port),
+        "--kv-cache-bytes",
+        "5%",
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         lines = []
         while "ready at" not in (line := process.stderr.readline()):
