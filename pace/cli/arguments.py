@@ -34,6 +34,8 @@ MODEL_OPTIONS = (
     "prefix_cache_bytes",
     "media_cache_bytes",
     "mmproj",
+    "max_adapters",
+    "max_lora_rank",
 )
 MODEL_OPTIONS += ("quantization", "backend", "revision", "cache_dir", "local_files_only", "weights", "weights_cache")
 """Arguments of LLMModel that the command line can set. The Hub's access token is not among them: HF_TOKEN sets it, so
@@ -134,6 +136,31 @@ def add_media_arguments(parser: argparse.ArgumentParser, explanation: str) -> No
     reader = {"action": "append", "default": [], "metavar": "FILE", "type": existing}
     parser.add_argument("--image", help=explanation, **reader)
     parser.add_argument("--audio", help="the same with a clip of sound", **reader)
+
+
+def add_adapter_arguments(group: argparse._ActionsContainer) -> None:
+    """Adds the LoRA adapters of a command that generates; `open_llm` and `load_adapters` read them."""
+    group.add_argument(
+        "--adapter",
+        "--lora",
+        dest="adapters",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="a LoRA adapter for all prompts: a directory that PEFT has saved, or a .gguf file. May be repeated: their "
+        "changes add up",
+    )
+    group.add_argument(
+        "--merge", action="store_true", help="merge the adapter into the weights, which costs no time later"
+    )
+    add_adapter_limits(group)
+
+
+def add_adapter_limits(group: argparse._ActionsContainer) -> None:
+    explanation = "maximum number of LoRA adapters that are loaded at once (default: 8)"
+    group.add_argument("--max-adapters", type=count, default=argparse.SUPPRESS, metavar="N", help=explanation)
+    explanation = "maximum rank of a LoRA adapter (default: 64)"
+    group.add_argument("--max-lora-rank", type=count, default=argparse.SUPPRESS, metavar="N", help=explanation)
 
 
 def add_draft_arguments(group: argparse._ActionsContainer) -> None:
@@ -368,14 +395,28 @@ def open_llm(arguments: argparse.Namespace, is_chat: bool = False, **other: Any)
     from pace.llm.chat.template import ChatTemplate
     from pace.llm.loading.options import LoadOptions
 
+    if getattr(arguments, "merge", False):
+        if len(arguments.adapters) != 1:
+            raise ValueError(f"--merge needs one --adapter; got {len(arguments.adapters)}")
+        other |= {"adapter": arguments.adapters[0], "merge": True}
     check = ChatTemplate if is_chat else lambda tokenizer: None
     return LLMModel._open(LoadOptions(**load_arguments(arguments, **other)), check)
+
+
+def load_adapters(model: Any, arguments: argparse.Namespace) -> list[tuple[str, float]] | None:
+    """Loads the adapters of `--adapter` that are not merged. Returns what calls take as `adapter`."""
+    if not arguments.adapters or arguments.merge:
+        return None
+    names = [f"{number} {os.path.basename(path)}" for number, path in enumerate(arguments.adapters, 1)]
+    for path, name in zip(arguments.adapters, names):
+        model.load_adapter(path, name)
+    return [(name, 1.0) for name in names]
 
 
 def load_arguments(arguments: argparse.Namespace, **other: Any) -> dict[str, Any]:
     """Returns the keyword arguments of `LLMModel`, which are fields of `LoadOptions`."""
     given = {"spec_config": _spec_config(arguments), **vars(arguments), **other}
-    names = (*MODEL_OPTIONS, "spec_config")
+    names = (*MODEL_OPTIONS, "spec_config", "adapter", "merge")
     return {"model_name_or_path": given["model"], **{name: given[name] for name in names if name in given}}
 
 

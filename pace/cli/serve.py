@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pace.cli.arguments import (
     MODEL_HELP,
+    add_adapter_limits,
     add_draft_arguments,
     add_loading_arguments,
     add_model_argument,
@@ -33,6 +34,14 @@ def media_kinds(text: str) -> tuple[str, ...]:
     return () if text == "none" else tuple(text.split(","))
 
 
+def adapter(text: str) -> tuple[str, str]:
+    """Reads a value of --lora."""
+    name, separator, path = text.partition("=")
+    if not (name and separator and path):
+        raise argparse.ArgumentTypeError(f"must be NAME=PATH; got {text!r}")
+    return name, path
+
+
 SERVE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "host": ("--host", {}),
     "port": ("--port", {"type": int, "metavar": "N"}),
@@ -50,6 +59,8 @@ SERVE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "dimensions": ("--dimensions", {"type": int, "metavar": "N"}),
     "max_image_tokens": ("--max-image-tokens", {"type": int, "metavar": "N"}),
     "prefix_dir": ("--prefix-dir", {"metavar": "DIR"}),
+    "lora": ("--lora", {"action": "append", "type": adapter, "metavar": "NAME=PATH"}),
+    "lora_dir": ("--lora-dir", {"metavar": "DIR"}),
     "allow_priority": ("--allow-priority", FLAG),
     "strict": ("--strict", FLAG),
     "access_log": ("--access-log", FLAG),
@@ -91,6 +102,7 @@ LIMIT_OPTIONS: dict[str, tuple[str, Any, str]] = {
     "messages": ("--max-messages", int, "messages of one conversation"),
     "parts": ("--max-parts", int, "parts of one message"),
     "prefix_bytes": ("--max-prefix-bytes", size, "size of all kept prefixes together"),
+    "adapters": ("--max-request-adapters", int, "adapters of one request"),
     "tools": ("--max-tools", int, "tools of one request, and calls in one message"),
     "top_logprobs": ("--max-logprobs", int, "alternatives with log-probabilities for each token"),
     "header_seconds": ("--header-seconds", float, "time for the headers of a request"),
@@ -120,13 +132,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_loading_arguments(group: argparse._ActionsContainer) -> None:
     add_loading_arguments(group, reads_quantization=False)
     add_draft_arguments(group)
+    add_adapter_limits(group)
 
 
 def _table_parser() -> TableParser:
     """Returns the parser of a model's table in the file of `--models`."""
     parser = TableParser()
     _add_loading_arguments(parser)
-    for name in OF_A_MODEL:
+    for name in (*OF_A_MODEL, "lora"):
         option, reader = SERVE_OPTIONS[name]
         parser.add_argument(option, dest=name, default=argparse.SUPPRESS, **reader)
     return parser

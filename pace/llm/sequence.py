@@ -270,7 +270,9 @@ class Sequence:
         """"stop", "length", "cancelled", or "error" with `error` set."""
         self.error: BaseException | None = None
         self.prompt_sharers: list[Sequence] = []
-        """Sequences of the same prompt that wait to share its blocks."""
+        """Sequences with the same first tokens that wait to share their blocks."""
+        self.num_shared: int | None = None
+        """Number of first tokens that `prompt_sharers` have in common with it; None for the same prompt."""
         self.waits_for_prompt = False
         """True while this sequence is in another's `prompt_sharers`."""
         self.logprobs: list[TokenLogprob] = []
@@ -295,6 +297,12 @@ class Sequence:
     def rope_length(self) -> int:
         """Minimum length used by rope scaling: the prompt's length, or the recomputed length if that is greater."""
         return max(self.num_prompt_tokens, self.recomputed_length)
+
+    @property
+    def num_to_share(self) -> int:
+        """Number of first tokens whose blocks `prompt_sharers` get: of a prompt, all but the last, whose logits each of
+        them needs."""
+        return self.num_prompt_tokens - 1 if self.num_shared is None else self.num_shared
 
     @property
     def num_pending(self) -> int:

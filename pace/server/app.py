@@ -50,6 +50,7 @@ def make_app(pool: ModelPool) -> Starlette:
     routes = [Route(path, endpoint, methods=["POST"]) for endpoint in posts for path in endpoint.paths]
     routes += [Route(path, Information(path, function), methods=["GET"]) for path, function in INFORMATION.items()]
     routes += [Route(path, Information(path, delete_prefix), methods=["DELETE"]) for path in PREFIX_PATHS]
+    routes += [Route(path, Information(path, unload_adapter), methods=["DELETE"]) for path in ADAPTER_PATHS]
     routes += [Route("/openapi.json", openapi)]
     app = Starlette(routes=routes, exception_handlers={HTTPException: unknown})
     app.router.redirect_slashes = False
@@ -149,6 +150,16 @@ async def delete_prefix(pool: ModelPool, request: Request) -> Any:
     return {"object": "prefix", "name": name, "deleted": True}
 
 
+async def adapters(pool: ModelPool, request: Request) -> Any:
+    return _service(pool, request).adapters.listed()
+
+
+async def unload_adapter(pool: ModelPool, request: Request) -> Any:
+    name = request.path_params["name"]
+    _service(pool, request).adapters.unload(name)
+    return {"object": "adapter", "name": name, "deleted": True}
+
+
 def _service(pool: ModelPool, request: Request) -> Service:
     """Returns the model that `?model=` names, or the first. Raises ApiError 404."""
     return pool.find(request.query_params.get("model"))
@@ -158,6 +169,7 @@ def _salt(request: Request) -> str | None:
     return (request.scope.get("pace") or {}).get("salt")
 
 
+ADAPTER_PATHS = ("/lora-adapters/{name:path}", "/v1/lora-adapters/{name:path}")
 PREFIX_PATHS = ("/prefixes/{name}", "/v1/prefixes/{name}")
 INFORMATION: dict[str, Look] = {
     "/": chat_page,
@@ -167,6 +179,8 @@ INFORMATION: dict[str, Look] = {
     "/v1/models": models,
     "/models": models,
     "/v1/models/{name:path}": model,
+    "/lora-adapters": adapters,
+    "/v1/lora-adapters": adapters,
     "/prefixes": prefixes,
     "/v1/prefixes": prefixes,
     "/tokenizer_info": tokenizer_info,
@@ -175,7 +189,7 @@ INFORMATION: dict[str, Look] = {
     "/metrics": metrics,
     "/version": version,
 }
-UNDOCUMENTED = ("/", "/models", "/v1/prefixes")
+UNDOCUMENTED = ("/", "/models", "/v1/lora-adapters", "/v1/prefixes")
 
 
 def _json(value: Any) -> Response:

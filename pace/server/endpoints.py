@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pace.llm.processors.transcription import check_transcribes
+from pace.server.adapters.request import AdapterRequest
 from pace.server.answers import Answer, Piece
 from pace.server.body import LARGE, read_json
+from pace.server.decisions.request import DecisionRequest
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
 from pace.server.models.hosted import HostedModel
@@ -144,6 +146,32 @@ class TokenizerEndpoint(Endpoint):
 
 
 @dataclass(frozen=True)
+class AdapterEndpoint(Endpoint):
+    """Endpoint that loads an adapter."""
+
+    task = "generate"
+
+    def _value(self, limits: Limits, body: bytes, scope: http.Scope) -> Any:
+        value = super()._value(limits, body, scope)
+        if isinstance(value, list):  # llama.cpp's form
+            message = "the scale of an adapter is not set for everybody; send it with each request, as lora"
+            raise ApiError(400, message, code="unsupported_parameter")
+        return value
+
+    async def answer(
+        self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send
+    ) -> None:
+        service.check_model(request.model)
+        service.check_ready()
+        request.check(service.limits)
+        if request.name in scope["app"].state.pool.names:
+            message = f"the name {request.name!r} is taken by a model or an adapter"
+            raise ApiError(409, message, param="name", code="name_taken")
+        value = await service.work(service.adapters.load, request.name, request.path)
+        await http.send_json(send, value, headers=headers)
+
+
+@dataclass(frozen=True)
 class PrefixEndpoint(Endpoint):
     """Endpoint that computes the beginning of prompts, and keeps it."""
 
@@ -155,11 +183,31 @@ class PrefixEndpoint(Endpoint):
     async def answer(
         self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send
     ) -> None:
-        service.check_model(request.model)
+        if service.check_model(request.model) in service.adapters.names:
+            raise ApiError(400, "prefixes are kept for the model without adapters", param="model")
         request.check(service.limits)
         client = scope.get("pace") or {}
         value = await service.keep_prefix(request, client.get("salt"), client.get("key"))
         await http.send_json(send, value, headers=headers)
+
+
+@dataclass(frozen=True)
+class DecisionEndpoint(Endpoint):
+    """Endpoint that answers questions about a state with probabilities."""
+
+    task = "generate"
+
+    def check(self, pool: ModelPool) -> None:
+        pool.check_room()
+
+    async def answer(
+        self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send
+    ) -> None:
+        model = service.check_model(request.model)
+        client = scope.get("pace") or {}
+        adapter = service.adapters.choice(model, None)
+        value = await service.decide(request, client.get("salt"), client.get("key"), adapter)
+        await http.send_json(send, {"model": model, **value}, headers=headers)
 
 
 @dataclass(frozen=True)
@@ -183,7 +231,7 @@ class GenerationEndpoint(Endpoint):
         model = service.check_model(request.model)
         read = functools.partial(request.to_job, service.limits, service.loaded.defaults)
         job = await service.work(read) if service.takes_media else read()  # decoding base64 takes time
-        async with service.answer(job, salt, key) as answer:
+        async with service.answer(job, salt, key, service.adapters.choice(model, job.lora)) as answer:
             envelope = Envelope.new(self.id_prefix, model, service.fingerprint)
             yield self.form(request, envelope, service.loaded.tokenizer), answer
 
@@ -274,6 +322,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     TranscriptionEndpoint(
         ("/v1/audio/transcriptions", "/audio/transcriptions"), TranscriptionRequest, TranscriptionForm, "trsc-"
     ),
+    DecisionEndpoint(("/v1/systemone", "/systemone"), DecisionRequest),
+    AdapterEndpoint(("/lora-adapters", "/v1/lora-adapters"), AdapterRequest),
     PrefixEndpoint(("/prefixes", "/v1/prefixes"), PrefixRequest),
     TokenizerEndpoint(("/tokenize", "/v1/tokenize"), TokenizeRequest, tokens.tokenize),
     TokenizerEndpoint(("/detokenize", "/v1/detokenize"), DetokenizeRequest, tokens.detokenize),

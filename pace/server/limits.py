@@ -63,6 +63,8 @@ class Limits:
     top_logprobs: int = 20
     token_lists: int = 1024
     """Entries of `logit_bias`, `bad_words`, `stop_token_ids` and `allowed_token_ids`."""
+    adapters: int = 16
+    """Adapters of one request."""
     tools: int = 128
     """Tools of a request; their schemas together have the limits of a grammar."""
     grammar_bytes: int = 256 << 10

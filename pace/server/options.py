@@ -92,6 +92,10 @@ class ServeOptions:
     prefix_dir: str | Path | None = None
     """Folder of kept prefixes: beginnings of prompts that are computed once, also for later runs. Default: none are
     kept."""
+    lora: tuple[tuple[str, str | Path], ...] = ()
+    """LoRA adapters, as NAME=PATH: requests name one as their model."""
+    lora_dir: str | Path | None = None
+    """Folder from which clients may load adapters, with POST /lora-adapters. Default: they may load none."""
     allow_priority: bool = False
     """Lets requests ask to be served before others."""
     strict: bool = False
@@ -110,6 +114,7 @@ class ServeOptions:
         self._check_browsers()
         self._check_media()
         self._check_task()
+        self._check_lora()
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.metrics_prefix):
             raise ValueError(f"metrics_prefix must be letters, digits and _; got {shown(self.metrics_prefix)}")
 
@@ -133,6 +138,7 @@ class ServeOptions:
         if len(self.entries) == 1:
             return options
         own = {name: getattr(entry.arguments, name, getattr(self, name)) for name in OF_A_MODEL}
+        own["lora"] = tuple(getattr(entry.arguments, "lora", ()))
         folder = self.prefix_dir and Path(self.prefix_dir, f"model-{quote(entry.names[0], safe='')}")
         return replace(options, **own, media_hosts=(), prefix_dir=folder)
 
@@ -198,6 +204,9 @@ class ServeOptions:
         if self.models and self.served_model_names:
             raise ValueError("served_model_names is for one model; give each of several its name with NAME=MODEL")
         names = [name for entry in self.models for name in entry.names]
+        names += [name for entry in self.models for name, _ in getattr(entry.arguments, "lora", ())]
+        if len(self.models) > 1 and self.lora:
+            raise ValueError("lora is for one model; give the adapters of each of several in its table of --models")
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"models: two of them have the name {shown(twice)}; give each a name of its own")
         for seconds in (self.idle_unload, *(entry.idle_unload for entry in self.models)):
@@ -236,6 +245,16 @@ class ServeOptions:
             raise ValueError(f"dimensions must be at least 1; got {self.dimensions}")
         if self.task == "generate":
             raise ValueError("dimensions needs task=embed: a model that generates text makes no vectors")
+
+    def _check_lora(self) -> None:
+        names = [*self.model_names, *(name for name, _ in self.lora)]
+        for name, _ in self.lora:
+            if not 0 < len(name) <= self.limits.name_characters or not name.isprintable() or name != name.strip():
+                raise ValueError(f"lora: {shown(name)} must be 1 to {self.limits.name_characters} printable characters")
+            if names.count(name) > 1:
+                raise ValueError(f"lora: two models or adapters have the name {shown(name)}; give each one of its own")
+        if self.lora_dir is not None and not Path(self.lora_dir).expanduser().is_dir():
+            raise ValueError(f"lora_dir: {self.lora_dir} is not a folder")
 
     def _check_tls(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):

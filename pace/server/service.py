@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import logging
 import threading
@@ -15,16 +16,21 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from pace.llm.chat.turn import Turn
+from pace.llm.clients.adapters import Choice
+from pace.llm.clients.decisions import LabelLogits
 from pace.llm.configs import SamplingConfig
+from pace.llm.decisions.decide import answers_of, places_of
 from pace.llm.engine.driver import StepDriver
 from pace.llm.engine.turns import NO_TURNS
 from pace.llm.generator import Generator
 from pace.llm.loading import load
 from pace.llm.loading.options import LoadOptions
 from pace.llm.processors.prompts import NOUNS, Prompt, PromptEncoder
-from pace.llm.sequence import Sequence
+from pace.llm.sequence import AdapterKey, Sequence
+from pace.server.adapters.served import ServedAdapters
 from pace.server.admission import Admission
 from pace.server.answers import Answer
+from pace.server.decisions.request import DecisionRequest
 from pace.server.errors import LOADING, ApiError, invalid, not_served
 from pace.server.fingerprint import fingerprint
 from pace.server.jobs import GenerationJob, PreparedJob
@@ -77,6 +83,7 @@ class Service:
         self.metrics = Metrics(options.metrics_prefix, self)
         self.shared = shared or Shared(options)
         self._grammar_workers = GrammarWorkers(self.limits)
+        self.adapters = ServedAdapters(options)
         self.prefixes: Prefixes | None = None
         """The kept prefixes; None if none are kept."""
         self._answers: set[Answer] = set()
@@ -92,7 +99,8 @@ class Service:
         """Loads the model, also again after `unload`. Raises what `load.open_model` raises."""
         try:
             loaded = load.open_model(self.load_options)
-            self.use(Generator(loaded.engine, loaded.tokenizer, loaded.defaults, encoder=loaded.encoder))
+            parts = loaded.engine, loaded.tokenizer, loaded.defaults
+            self.use(Generator(*parts, encoder=loaded.encoder, checkpoint=loaded.checkpoint))
         except BaseException:
             self.status = "failed"
             raise
@@ -121,6 +129,8 @@ class Service:
         self.max_length = self.reader.max_length
         self.takes_media = bool(encoder.processors)
         self.generator = generator
+        _ = generator.decider.own_config  # a damaged one is found now, not by a client
+        self.adapters.attach(generator.adapters)
         self._warm_workers()
         generator.constraints.grammars.cache_bytes = self.limits.grammar_cache_bytes
         generator.constraints.grammars.start()
@@ -146,6 +156,7 @@ class Service:
             return
         if self.prefixes is not None:
             self.prefixes.attach(None)
+        self.adapters.detach()
         generator.driver.close()
         self.reader = None
 
@@ -182,8 +193,8 @@ class Service:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the model in requests; the first is its id."""
-        return self.options.model_names
+        """Names of the model in requests, the first is its id; then those of its adapters."""
+        return (*self.options.model_names, *self.adapters.names)
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -270,11 +281,27 @@ class Service:
             async with self.admission.rows(1, len(tokens), 0):
                 return await self.prefixes.save(request.name, tokens, salt, joined_salt(salt, request.cache_salt))
 
+    async def decide(
+        self, request: DecisionRequest, salt: str | None, key: str | None, adapter: Choice = None
+    ) -> dict[str, Any]:
+        """Returns the answers and the usage of a decision request. `salt` and `key` are the client's. Raises
+        ApiError."""
+        generator = self.loaded
+        with self.admission.request(key):
+            config, prompts = await self.work(request.read, generator.decider, self.reader)
+            num_tokens = sum(len(prompt.tokens) for prompt in prompts)
+            num_rows = min(generator.engine.scheduler.max_sequences_per_step, len(prompts))
+            async with self.admission.rows(num_rows, num_tokens, 0):
+                with self.adapters.using(adapter) as adapters:
+                    logits = await LabelLogits(generator.driver, places_of(prompts), salt, adapters).aresult()
+            usage = {"input_tokens": num_tokens, "output_tokens": 0}
+            return {"answers": answers_of(prompts, logits, config), "usage": usage}
+
     # -- work ----------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def answer(
-        self, job: GenerationJob, salt: str | None = None, key: str | None = None
+        self, job: GenerationJob, salt: str | None = None, key: str | None = None, adapter: Choice = None
     ) -> AsyncIterator[Answer]:
         """Yields the answer of a job, which ends with the block. `salt` and `key` are the client's. Raises ApiError."""
         if job.priority and not self.options.allow_priority:
@@ -290,14 +317,15 @@ class Service:
                     compiled = await self._grammar_workers.compile(
                         generator.constraints.grammars, config.grammar, param
                     )
-            if self.prefixes is not None:
+            if self.prefixes is not None and not adapter:
                 texts = [prompt.tokens for prompt in prompts if not prompt.places]
                 await self.prefixes.restore(texts, joined_salt(salt, job.cache_salt))
             async with self.shared.media_workers.prepared(prompts):
-                prepared = await self.work(self._prepare, generator, job, prompts, config, turn, salt)
-                del compiled, prompts  # kept until here, so that a grammar is not compiled again
-                async with self._running(generator, prepared) as answer:
-                    yield answer
+                with self.adapters.using(adapter) as adapters:
+                    prepared = await self.work(self._prepare, generator, job, prompts, config, turn, salt, adapters)
+                    del compiled, prompts  # kept until here, so that a grammar is not compiled again
+                    async with self._running(generator, prepared) as answer:
+                        yield answer
 
     @asynccontextmanager
     async def _running(self, generator: Generator, prepared: PreparedJob) -> AsyncIterator[Answer]:
@@ -350,10 +378,12 @@ class Service:
         config: SamplingConfig,
         turn: Turn | None,
         salt: str | None,
+        adapter: AdapterKey,
     ) -> PreparedJob:
         """Returns the job with its sequences. Runs in a worker. Raises ApiError."""
         with _errors_of(job):
             prepared = generator.prepare_for_generate(prompts, config, turn, job.skip_special_tokens)
+            prepared = dataclasses.replace(prepared, adapter=adapter)
         samples = [generator.sequences_of(prepared, index) for index in range(len(prompts))]
         for group in samples:
             for sequence in group:

@@ -94,6 +94,8 @@ class Tokenizer:
         self.tokenizer_class = settings.get("tokenizer_class", "PreTrainedTokenizerFast")
         self.split_special_tokens = bool(settings.get("split_special_tokens", False))
         """True if names of special tokens in a text are ordinary text."""
+        self.chat_control_tokens: list[str] | None = settings.get("chat_control_tokens")
+        """Added tokens that only a chat template may write, in addition to special ones; None for those in its text."""
         self._use(backend)
         self._lock = RLock()
         """Held while transformers' tokenizer works. That tokenizer keeps a call's settings, such as padding, until the

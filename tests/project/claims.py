@@ -121,6 +121,17 @@ CLAIMS = {
             assert "".join(e.text for e in events if isinstance(e, ArgumentsPiece)) == '{"city": "Rome"}'
             assert events[-1] == CallEnds(0)""",
     },
+    "docs/adapters.md": {
+        "load_adapter": """
+            assert poetic.texts != plain.texts and model.adapters == []
+            assert plain.texts == model.generate("Once upon a time", max_new_tokens=8).texts""",
+    },
+    "docs/decisions.md": {
+        "model.decide": """
+            assert abs(sum(answers["topic"]["probabilities"].values()) - 1) < 1e-6
+            assert answers["topic"]["choice"] in ("money", "delivery", "praise")
+            assert 0 <= answers["urgency"]["score"] <= 2 and len(answers["urgency"]["legend"]) == 3""",
+    },
     "docs/cache.md": {
         "load_session": """
             with model.session() as session:

@@ -21,7 +21,7 @@ LAYERS: list[list[str]] = [
     ["pace.grammar"],
     ["pace.llm.aliases", "pace.llm.configs", "pace.llm.defaults", "pace.llm.inputs", "pace.llm.limits"]
     + ["pace.llm.operators", "pace.llm.infill", "pace.llm.validators", "pace.llm.sequence"]
-    + ["pace.llm.speculation.configs", "pace.llm.chat"]
+    + ["pace.llm.speculation.configs", "pace.llm.decisions.config", "pace.llm.chat"]
     + ["pace.llm.processors.processor", "pace.llm.processors.prompts"],
     ["pace.llm.layers"],
     ["pace.llm.models", "pace.llm.loading", "pace.llm.processors", "pace.llm.adapters"],
@@ -30,7 +30,7 @@ LAYERS: list[list[str]] = [
     ["pace.llm.constraints"],
     ["pace.llm.sampling"],
     ["pace.llm.engine", "pace.llm.speculation"],
-    ["pace.llm.clients"],
+    ["pace.llm.clients", "pace.llm.decisions"],
     ["pace.llm", "pace.llm.embedding_model", "pace.llm.encoding", "pace.llm.generator", "pace.llm.llm"]
     + ["pace.llm.preparation", "pace.llm.sequences"]
     + ["pace.llm.loading.load", "pace.llm.loading.options"],

@@ -36,7 +36,7 @@ LONG = [{"role": "user", "content": "Tell me a story about a fox."}]
 def make_generator(**options: Any) -> Generator:
     """An engine of the bundled model."""
     loaded = load.open_model(LoadOptions(str(TINY), progress=False, **options))
-    return Generator(loaded.engine, loaded.tokenizer, loaded.defaults)
+    return Generator(loaded.engine, loaded.tokenizer, loaded.defaults, checkpoint=loaded.checkpoint)
 
 
 @functools.cache

@@ -180,7 +180,7 @@ class Scheduler:
     @staticmethod
     def _num_to_share(sequence: Sequence) -> int:
         """Tokens until the sharers can take over: the states of the whole prompt would be no use to them."""
-        return max(0, sequence.num_prompt_tokens - 1 - sequence.num_computed)
+        return max(0, sequence.num_to_share - sequence.num_computed)
 
     def _admit(self) -> None:
         """Moves waiting sequences to running while there is room, in order. Skips only sequences that wait for
@@ -276,9 +276,8 @@ class Scheduler:
         sequence.stats.num_preemptions += 1
 
     def _share_prompt(self, sequence: Sequence) -> None:
-        """Shares the prompt's blocks once all of it but its last token is computed. The sharers compute that token
-        themselves."""
-        num_shared = sequence.num_prompt_tokens - 1
+        """Shares the prompt's blocks once all tokens to share are computed. The sharers compute the rest themselves."""
+        num_shared = sequence.num_to_share
         if sequence.num_computed < num_shared:
             return
         for sharer in sequence.prompt_sharers:

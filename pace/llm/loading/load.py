@@ -15,6 +15,9 @@ import torch
 from pace import _C, __version__, env
 from pace.batch import BLOCK_SIZE
 from pace.checkpoints.reader import CheckpointReader
+from pace.llm.adapters.read import read_adapter
+from pace.llm.adapters.slots import AdapterSlots
+from pace.llm.adapters.weights import AdapterWeights
 from pace.llm.cache.identity import ModelIdentity, Setting
 from pace.llm.cache.manager import CacheManager, spec_of
 from pace.llm.cache.state_cache import budget_for
@@ -76,7 +79,7 @@ def load_model(options: LoadOptions) -> BaseModelForCausalLM:
     """
     threads = use_threads(options.num_threads, options.pin_threads)
     model, checkpoint = _find_model(options)
-    fill_model(model, checkpoint, threads, options.progress)
+    fill_model(model, checkpoint, threads, options.progress, _read_merged(options, checkpoint))
     return model
 
 
@@ -100,6 +103,7 @@ def open_model(
     model, checkpoint = _find_model(options, embeds)
     if checkpoint.gguf is None:  # the headers of other formats were not read yet
         CheckpointReader(checkpoint.path).close()
+    merged = _read_merged(options, checkpoint)
     tokenizer = find_tokenizer(options, checkpoint, model)
     check_tokenizer(tokenizer)
     defaults = SamplingConfig() if embeds else _read_defaults(checkpoint, tokenizer, model)
@@ -112,7 +116,7 @@ def open_model(
     if speculation.checkpoint is not None:
         speculation.model.weights_file = weights_file(options, speculation.model, speculation.checkpoint)
 
-    fill_model(model, checkpoint, threads, progress)
+    fill_model(model, checkpoint, threads, progress, merged)
     speculation.load(model, threads, progress)
 
     budget = _cache_budget(options, model)
@@ -128,8 +132,10 @@ def open_model(
         media_cache_bytes=options.media_bytes,
         max_tokens_per_step=tokens_per_step(model),
     )
-    engine.identity = _identity(options, model, checkpoint, threads)
-    return Loaded(model, engine, tokenizer, defaults, checkpoint, _make_encoder(options, processors, model, tokenizer))
+    engine.model.adapters = AdapterSlots(model, options.max_adapters, options.max_lora_rank)
+    engine.identity = _identity(options, model, checkpoint, threads, merged)
+    encoder = _make_encoder(options, processors, model, tokenizer)
+    return Loaded(model, engine, tokenizer, defaults, checkpoint, encoder)
 
 
 def _read_processors(checkpoint: Checkpoint, model: BaseModelForCausalLM) -> Processors:
@@ -252,7 +258,18 @@ def _tokenizer_path(options: LoadOptions, checkpoint: Checkpoint) -> Path:
     return find_checkpoint(options.tokenizer_name_or_path, **options.hub | {"revision": None}, weights=False)
 
 
-def _identity(options: LoadOptions, model: BaseModelForCausalLM, checkpoint: Checkpoint, threads: int) -> ModelIdentity:
+def _read_merged(options: LoadOptions, checkpoint: Checkpoint) -> AdapterWeights | None:
+    """The adapter to merge into the weights; None for none."""
+    return None if options.adapter is None else read_adapter(options.adapter, str(options.adapter), checkpoint)
+
+
+def _identity(
+    options: LoadOptions,
+    model: BaseModelForCausalLM,
+    checkpoint: Checkpoint,
+    threads: int,
+    merged: AdapterWeights | None,
+) -> ModelIdentity:
     """What saved keys and values must agree with. Numbers of threads and tokens are not a part of it."""
     backend = str(read_backend(options.backend)).removesuffix("-eager")  # the same bits
     isa = torch.backends.cpu.get_cpu_capability().lower() if backend == "torch" else _C.isa()
@@ -275,7 +292,8 @@ def _identity(options: LoadOptions, model: BaseModelForCausalLM, checkpoint: Che
         "isa": Setting(isa, "the instruction set", "set PACE_ISA={} if this CPU has it"),
     }
     workers = min(threads, MAX_LOADING_THREADS)
-    return ModelIdentity(settings, lambda: checkpoint.digest(_tokenizer_path(options, checkpoint), workers))
+    end = "" if merged is None else f" with {merged.digest}"
+    return ModelIdentity(settings, lambda: checkpoint.digest(_tokenizer_path(options, checkpoint), workers) + end)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -122,6 +122,14 @@ class LoadOptions:
     mmproj: str | Path | None = None
     """The mmproj file of llama.cpp with the towers of a GGUF file; None for one that is found in its folder or
     repository (docs/media.md)."""
+    adapter: str | Path | None = None
+    """A LoRA adapter to merge into the weights, with `merge=True`: a directory that PEFT has saved, or a GGUF file."""
+    merge: bool = False
+    """True to merge `adapter`. Not for checkpoints that are quantised on disk (docs/adapters.md)."""
+    max_adapters: int = 8
+    """Maximum number of adapters that are loaded next to the model at once."""
+    max_lora_rank: int = 64
+    """Maximum rank of these adapters."""
 
     def __post_init__(self) -> None:
         optional = type(None)
@@ -147,6 +155,7 @@ class LoadOptions:
         self._check("mmproj", "a path or None", str, os.PathLike, optional)
         if self.mmproj is not None and not self.media:
             raise ValueError("mmproj must not be given with media=False, which leaves out towers")
+        self._check_adapters()
         self._check("weights_cache", "a path, False or None", str, os.PathLike, bool, optional)
         self._check_weights()
 
@@ -166,6 +175,21 @@ class LoadOptions:
         value = getattr(self, name)
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise TypeError(f"{name} must be {allowed}; got {type(value).__name__}")
+
+    def _check_adapters(self) -> None:
+        self._check("adapter", "a path or None", str, os.PathLike, type(None))
+        self._check("merge", "True or False", bool)
+        if self.merge != (self.adapter is not None):
+            raise ValueError(
+                "merge=True needs adapter=, the adapter to merge"
+                if self.merge
+                else "adapter= needs merge=True, which merges it into the weights; to keep it apart, load the model "
+                "without it, and call load_adapter(path, name)"
+            )
+        for name in ("max_adapters", "max_lora_rank"):
+            self._check(name, "an int >= 1", int)
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
 
     def _check_weights(self) -> None:
         if self.weights not in ("memory", "mapped"):

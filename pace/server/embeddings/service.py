@@ -17,6 +17,7 @@ from pace import __version__
 from pace.llm.embedding_model import EmbeddingModel
 from pace.llm.encoding.embedder import TextTokens
 from pace.llm.engine.turns import NO_TURNS
+from pace.server.adapters.served import ServedAdapters
 from pace.server.admission import Admission
 from pace.server.embeddings.jobs import CLASSIFY, EMBED, SCORE, Encoded, EncodingJob
 from pace.server.embeddings.metrics import EncodingMetrics
@@ -60,6 +61,8 @@ class EmbeddingService:
         self.admission: Admission | None = None
         self.max_length: int | None = None
         self.prefixes = None
+        self.adapters = ServedAdapters(options)
+        """Always empty: adapters are for models that generate text."""
         self._arguments = arguments
         self._turns: AbstractContextManager[None] = NO_TURNS
         self._texts: TextReader | None = None
@@ -90,6 +93,8 @@ class EmbeddingService:
 
     def use(self, model: EmbeddingModel) -> None:
         """Serves a loaded model. Raises ValueError for dimensions that it does not have."""
+        if self.options.lora:
+            raise ValueError("lora: this model makes vectors, and adapters are for models that generate text")
         if self.options.media:
             raise ValueError(f"media={','.join(self.options.media)}: this model takes only texts")
         if self.options.dimensions is not None:

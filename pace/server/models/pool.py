@@ -117,6 +117,9 @@ class ModelPool:
     def described(self, name: str, model: HostedModel) -> dict[str, Any]:
         """Returns the entry of `/v1/models` for one name of a model."""
         entry = {"id": name, "object": "model", "created": model.started, "owned_by": "pace", "root": name}
+        own = next(slot.entry.names for slot in self._slots if slot.model is model)
+        if name not in own and name in model.names:  # an adapter
+            entry["parent"] = own[0]
         return entry | model.described | {"loaded": model.status in ("ready", "draining")}
 
     async def properties(self, name: str | None) -> dict[str, Any]:
