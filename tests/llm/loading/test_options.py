@@ -95,8 +95,7 @@ def num_threads() -> int:
 
 
 def names() -> list[str]:
-    """The options of `LLMModel`. `EmbeddingModel` sets the task."""
-    return [field.name for field in dataclasses.fields(LoadOptions) if field.name != "task"]
+    return [field.name for field in dataclasses.fields(LoadOptions)]
 
 
 def both(**options):
@@ -112,8 +111,7 @@ def both(**options):
 def test_the_face_and_the_options_have_the_same_names_order_and_defaults() -> None:
     asked = dict(inspect.signature(LLMModel.__init__).parameters)
     del asked["self"], asked["other_names"]
-    own = dict(inspect.signature(LoadOptions).parameters)
-    del own["task"]
+    own = inspect.signature(LoadOptions).parameters
     assert [(name, parameter.default, parameter.annotation) for name, parameter in asked.items()] == [
         (name, parameter.default, parameter.annotation) for name, parameter in own.items()
     ]
