@@ -156,6 +156,7 @@ def share_of_full_steps(end_seconds: float, num_prompts: int) -> float:
         out = generator.generate(prompts, SamplingConfig(max_new_tokens=3, logits_processors=[Remembering()]))
         assert Remembering.most_alive <= 2 * 16 + 8, f"{Remembering.most_alive}, with some on their way in or out"
     assert max(in_engine) == 2 * 16
+    share = sum(size >= 16 for size in in_engine) / len(in_engine)
     assert len(out.generated_token_ids) == len(out.request_metrics) == num_prompts
     for row in chance.sample(range(num_prompts), 50):
         assert (
@@ -163,7 +164,7 @@ def share_of_full_steps(end_seconds: float, num_prompts: int) -> float:
             == make_generator(model).generate(prompts[row], SamplingConfig(max_new_tokens=3)).generated_token_ids[0]
         )
     check_idle(generator)
-    return sum(size >= 16 for size in in_engine) / len(in_engine)
+    return share
 
 
 def test_a_large_batch_does_not_stand_in_the_way_of_others() -> None:
