@@ -71,8 +71,10 @@ class BatchBuilder:
         batch = self._batch
         if batch.states is not None:
             batch = self._with_states(spans, batch.states)
-        if any(span.sequence.adapter for span in spans):
-            batch = self._with_routing(spans, batch)
+        for span in spans:
+            if span.sequence.adapter:
+                batch = self._with_routing(spans, batch)
+                break
         if self._rows_of and any(span.sequence.media for span in spans):
             batch = self._with_media(spans, self._rows_of, batch)
         return batch
