@@ -50,6 +50,13 @@ const StateSpans& states_of(const Step& step) {
     return *step.states;
 }
 
+const int64_t* ids_of(const Step& step, Program::Ids ids) {
+    if (ids == Program::Ids::Types && !step.types) {
+        throw std::invalid_argument("the model has token types; the batch has no `types`");
+    }
+    return ids == Program::Ids::Tokens ? step.ids : ids == Program::Ids::Positions ? step.positions : step.types;
+}
+
 // The columns that an op reads of the step's given rows.
 PlaceRowsOp of_given(const GivenRows& given, int64_t first, int64_t columns) {
     if (given.count > 0 && first + columns > given.columns) {
@@ -70,7 +77,7 @@ PlaceRowsOp of_given(const GivenRows& given, int64_t first, int64_t columns) {
 void Program::embedding(Value out, const void* weight, const int32_t* order, Ids ids, int64_t offset) {
     record<GatherOp>("embedding", true, [=](GatherOp& op, const Frame& frame) {
         op.weight = weight;
-        op.ids = ids == Ids::Tokens ? frame.step.ids : frame.step.positions;
+        op.ids = ids_of(frame.step, ids);
         op.offset = offset;
         op.order = order;
         op.count = frame.rows_of(out);
@@ -144,6 +151,24 @@ void Program::keep_rows(Columns x, int64_t first) {
     });
 }
 
+void Program::pool(Value out, Columns x, Pooling pooling) {
+    record<PoolOp>("pool", true, [=](PoolOp& op, const Frame& frame) {
+        const Spans& spans = frame.step.tables[0].spans;
+        if (spans.count != frame.rows_of(out)) {
+            throw std::invalid_argument("a program that pools needs a logit row for each span; got " +
+                                        std::to_string(frame.rows_of(out)) + " for " + std::to_string(spans.count));
+        }
+        op.pooling = pooling;
+        op.x = frame.at(x);
+        op.x_stride = x.value.columns;
+        op.rows = frame.rows_of(x.value);
+        op.k = x.count;
+        op.starts = spans.query_start;
+        op.count = spans.count;
+        op.y = frame.at(out);
+    });
+}
+
 void Program::concatenate(Value out, Columns a, Columns b) {
     int64_t first = 0;
     for (const Columns x : {a, b}) {
@@ -179,6 +204,38 @@ void Program::activation(Value out, Columns x, const ActivationFunction& activat
         op.rows = frame.rows_of(out);
         op.k = x.count;
         op.y = frame.at(out);
+    });
+}
+
+void Program::glu(Value out, Columns x, const ActivationFunction& activation) {
+    record<GluOp>("glu", any_result(out, x), [=](GluOp& op, const Frame& frame) {
+        op.activation = activation;
+        op.x = frame.at(x);
+        op.x_stride = x.value.columns;
+        op.rows = frame.rows_of(out);
+        op.k = out.columns;
+        op.y = frame.at(out);
+    });
+}
+
+void Program::add_adapters(Columns y, Columns x, const Norm& norm, const AdapterTable& adapters) {
+    const std::string name = "adapters " + std::to_string(y.count) + " x " + std::to_string(x.count);
+    record<AddAdaptersOp>(name, true, [=](AddAdaptersOp& op, const Frame& frame) {
+        const AdapterRouting& routing = frame.step.routing;
+        if (routing.data && routing.rows != frame.step.tokens) {
+            throw std::invalid_argument("adapters are routed for " + std::to_string(routing.rows) +
+                                        " rows; the step has " + std::to_string(frame.step.tokens) + " tokens");
+        }
+        op.adapters = adapters;
+        op.norm = norm;
+        op.x = frame.at(x);
+        op.x_stride = x.value.columns;
+        op.rows = frame.rows_of(y.value);
+        op.routing = routing.data;
+        op.per_row = routing.per_row;
+        op.indices = y.value.per_token ? nullptr : frame.step.rows;
+        op.y = frame.at(y);
+        op.y_stride = y.value.columns;
     });
 }
 

@@ -299,6 +299,11 @@ class ForwardBatch:
     three are `positions`."""
     states: StateSpans | None = None
     """The slots that the step reads and writes. None for a model without states."""
+    routing: Tensor | None = None
+    """float32 `[T, 2 k]`: the slots of up to k adapters of each token, -1 for none, then their weights. None: no token
+    has an adapter."""
+    types: Tensor | None = None
+    """int64 `[T]`, the type of each token, for a model that has token types. None for others."""
     others: tuple[ForwardBatch, ...] = ()
     """The same step for the second and later groups of layers, with their slots and block tables."""
 
@@ -327,6 +332,8 @@ class ForwardBatch:
             logit_rows=torch.searchsorted(rows, self.logit_rows),
             given=GivenRows(x[rows], torch.arange(len(rows))),
             angle_positions=None if self.angle_positions is None else self.angle_positions[:, rows],
+            routing=None if self.routing is None else self.routing[rows],
+            types=None if self.types is None else self.types[rows],
             others=(),
         )
         others = (

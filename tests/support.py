@@ -146,10 +146,12 @@ class Runner:
         prompt_lengths: dict[int, int] | None = None,
         newest: Callable[[Tensor], Tensor] | None = None,
         drafts: dict[int, int] | None = None,
+        routes: dict[int, list[tuple[int, float]]] | None = None,
     ) -> dict[int, Tensor]:
         """Appends `chunks[s]` to each sequence s. `prompt_lengths[s]` is a lower bound of the length that rope scaling
         uses; by default there is none. `newest` maps the positions of a chunk to the newest that each of them sees.
-        The last `drafts[s]` tokens of a chunk are drafts, to be followed by `accept`."""
+        The last `drafts[s]` tokens of a chunk are drafts, to be followed by `accept`. `routes[s]`: slot and weight of
+        each adapter of a sequence."""
         positions, rope_lengths, slots, starts, kv_len = [], [], [], [0], []
         for s, chunk in chunks.items():
             begin, end = self.lengths[s], self.lengths[s] + len(chunk)
@@ -175,6 +177,7 @@ class Runner:
             torch.cat(slots),
             torch.arange(starts[-1]),
             self.kv,
+            routing=_routing({s: len(chunk) for s, chunk in chunks.items()}, routes) if routes else None,
             states=self.states and self.states.spans({s: len(chunk) for s, chunk in chunks.items()}, drafts or {}),
         )
         logits = self.model.forward(batch)
@@ -185,6 +188,17 @@ class Runner:
         self.lengths[s] -= drafts - accepted
         if self.states:
             self.states.replay[s] = accepted
+
+
+def _routing(lengths: dict[int, int], routes: dict[int, list[tuple[int, float]]]) -> Tensor:
+    """Returns `ForwardBatch.routing` of sequences with these numbers of tokens."""
+    per_row, rows = max(map(len, routes.values())), []
+    for s, count in lengths.items():
+        found = routes.get(s, [])
+        absent = per_row - len(found)
+        row = [float(slot) for slot, _ in found] + [-1.0] * absent + [weight for _, weight in found] + [0.0] * absent
+        rows.append(torch.tensor([row]).expand(count, -1))
+    return torch.cat(rows)
 
 
 def prefill(model: BaseModelForCausalLM, ids: Tensor, chunk: int | None = None) -> Tensor:

@@ -10,6 +10,7 @@
 //               out[d] = sum_j exp(s[j] - max s) v[j][d] / sum_j exp(s[j] - max s).
 //
 //             A head with a slope (ALiBi) has s[j] += slope * (j - p), or scale * bf16(slope * bf16(j)).
+//             A head with biases has s[j] += biases[R + d], where d is j - p limited to -R .. R.
 //             int8: k[d][j] stands for k[d][j] * key_scale[j], v[j][d] for v[j][d] * value_scale[j].
 //             Latents are values and keys at once: s[j] = scale * (sum_d q[d] k[d][j] + sum_d latent_q[d] v[j][d]).
 //
@@ -106,8 +107,34 @@ PACE_INLINE F32 rounded_to_bf16(F32 x) {
     return load(lanes);
 }
 
+// Adds the biases of its head to the scores of a row in the tile at `tile`, times log2 e. Only vectors that cross an
+// edge of the table are gathered; others are adjacent elements, or all the same.
+static void add_biases(const AttentionArgs& args, const QueryRows& rows, int row, int64_t tile, float* scores) {
+    const int64_t group = args.group(), last = 2 * args.bias_radius;
+    const float* const biases = args.biases + rows.head(group, row) * (last + 1);
+    for (int i = 0; i < kTilePositions; i += kLanes) {
+        const int64_t first = tile + i - rows.position(group, row) + args.bias_radius;
+        F32 bias;
+        if (first >= 0 && first + kLanes - 1 <= last) {
+            bias = load(biases + first);
+        } else if (first >= last) {
+            bias = broadcast(biases[last]);
+        } else if (first + kLanes - 1 <= 0) {
+            bias = broadcast(biases[0]);
+        } else {
+            float lanes[kLanes];
+            for (int lane = 0; lane < kLanes; ++lane) {
+                const int64_t at = first + lane;
+                lanes[lane] = biases[at < 0 ? 0 : at > last ? last : at];
+            }
+            bias = load(lanes);
+        }
+        store(scores + i, fma(broadcast(kLog2E), bias, load(scores + i)));
+    }
+}
+
 // Adds the bias of its head's slope to the scores of a row in the tile at `tile`, times log2 e.
-static void add_bias(const AttentionArgs& args, const QueryRows& rows, int row, int64_t tile, float* scores) {
+static void add_slope(const AttentionArgs& args, const QueryRows& rows, int row, int64_t tile, float* scores) {
     const float slope = args.slopes[rows.head(args.group(), row)];
     const int64_t origin = args.bf16_bias ? 0 : rows.position(args.group(), row);
     const float factor = args.bf16_bias ? args.scale * kLog2E : slope * kLog2E;
@@ -196,8 +223,9 @@ static void attend_blocks(const AttentionArgs& args, const QueryRows& query_rows
         }
     }
     const auto sees_any = [&](int row) { return s.begin[row] < s.end[row]; };
-    for (int row = 0; args.slopes && row < rows; ++row) {
-        if (sees_any(row)) add_bias(args, query_rows, row, s.tile, s.scores + row * kTilePositions);
+    const auto add_to_scores = args.slopes ? add_slope : args.biases ? add_biases : nullptr;
+    for (int row = 0; add_to_scores && row < rows; ++row) {
+        if (sees_any(row)) add_to_scores(args, query_rows, row, s.tile, s.scores + row * kTilePositions);
     }
     for (int row = 0; row < rows; ++row) {
         if (sees_any(row))

@@ -16,6 +16,7 @@ PACE_INLINE F32 activate(const ActivationFunction& f, F32 x) {
     // NaN stays NaN below, because min and max return their second operand if one is NaN.
     if constexpr (kind == Activation::Relu) return max(zero(), x);
     if constexpr (kind == Activation::Relu2) return max(zero(), x) * max(zero(), x);
+    if constexpr (kind == Activation::Tanh) return tanh(x);
     if constexpr (kind == Activation::Clamp) return max(broadcast(-f.limit), min(broadcast(f.limit), x));
     if constexpr (kind == Activation::Xielu) {
         const F32 line = broadcast(f.beta) * x;
@@ -42,6 +43,8 @@ PACE_INLINE void with_kind(Activation kind, const Run& run) {
             return run.template operator()<Activation::Relu>();
         case Activation::Relu2:
             return run.template operator()<Activation::Relu2>();
+        case Activation::Tanh:
+            return run.template operator()<Activation::Tanh>();
         case Activation::Clamp:
             return run.template operator()<Activation::Clamp>();
         case Activation::Xielu:

@@ -39,6 +39,21 @@ void ActivationOp::run(int, int64_t chunk, int) const {
         kernels().activation(activation, x + r * x_stride, y + r * k, k);
 }
 
+void GluOp::prepare(int) {
+    rows_per_chunk = rows_of_chunk(k);
+    chunk_count = divide_up(rows, rows_per_chunk);
+}
+
+void GluOp::run(int, int64_t chunk, int) const {
+    const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
+    for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
+        const float *const gate = x + r * x_stride, *const up = gate + k;
+        float* const row = y + r * k;
+        kernels().activation(activation, gate, row, k);
+        for (int64_t i = 0; i < k; ++i) row[i] *= up[i];
+    }
+}
+
 void AddOp::prepare(int) {
     rows_per_chunk = rows_of_chunk(k);
     chunk_count = divide_up(rows, rows_per_chunk);

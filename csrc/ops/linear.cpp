@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <stdexcept>
 
 #include "pace/ops.h"
 
@@ -64,6 +65,7 @@ void* thread_workspace(size_t bytes) {
 
 void LinearOp::prepare(int threads) {
     product.describe(weight, order != nullptr);
+    if (apart && !product.glu) throw std::invalid_argument("only a weight of gate and up gives them apart");
     row_blocks = std::max<int64_t>(1, divide_up(rows, kMaxBlockRows));
     rows_per_block = divide_up(divide_up(rows, row_blocks), product.table->tile_rows) * product.table->tile_rows;
     row_blocks = divide_up(rows, std::max<int64_t>(1, rows_per_block));
@@ -147,16 +149,24 @@ void LinearOp::run(int phase, int64_t chunk, int thread) const {
 
 // Writes columns [first_column, first_column + columns) of out from e's sums.
 void LinearOp::finish(int64_t first_row, int64_t first_column, int64_t columns, EpilogueArgs e) const {
-    const int64_t n_out = product.n_out, at = first_row * n_out + first_column;
+    const int64_t up = product.n_out, n = apart ? 2 * up : up;
     e.columns = columns;
     e.activation = activation;
-    e.bias = bias ? bias + first_column : nullptr;
-    e.up_bias = bias ? bias + n_out + first_column : nullptr;
-    e.residual = residual ? residual + at : nullptr;
-    e.residual_stride = n_out;
-    e.out = out + at;
-    e.out_stride = n_out;
-    product.table->linear_epilogue(e);
+    e.residual_stride = e.out_stride = n;
+    const auto write = [&](int64_t column) {
+        const int64_t at = first_row * n + column;
+        e.bias = bias ? bias + column : nullptr;
+        e.up_bias = bias ? bias + up + column : nullptr;
+        e.residual = residual ? residual + at : nullptr;
+        e.out = out + at;
+        product.table->linear_epilogue(e);
+    };
+    if (apart) e.glu = false;
+    write(first_column);
+    if (apart) {
+        e.sums += e.up_offset;
+        write(up + first_column);
+    }
 }
 
 }  // namespace pace

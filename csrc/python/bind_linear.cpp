@@ -59,12 +59,13 @@ bool is_packed(Address weight, const Parts& parts, int64_t k, bool glu) {
 }
 
 void linear(const Matrix& x, const pace::Weight& weight, Array<const float> bias,
-            const pace::ActivationFunction& activation, Array<const float> residual, Array<float> out) {
+            const pace::ActivationFunction& activation, Array<const float> residual, Array<float> out, bool apart) {
     pace::LinearOp op = {};
     op.weight = weight.data;
     op.order = weight.order;
     op.bias = bias;
     op.activation = activation;
+    op.apart = apart;
     op.x = x.data;
     op.x_stride = x.stride;
     op.rows = x.rows;
@@ -178,6 +179,24 @@ void activation(const pace::ActivationFunction& activation, const Matrix& x, Arr
     pace::execute(op);
 }
 
+void glu(const pace::ActivationFunction& activation, const Matrix& x, Array<float> y) {
+    pace::GluOp op = {activation, x.data, x.stride, x.rows, x.columns / 2, y, 0, 0};
+    pace::execute(op);
+}
+
+void add_adapters(const Matrix& y, const Matrix& x, const pace::AdapterTable& adapters, const Matrix& routing) {
+    pace::AddAdaptersOp op = {};
+    op.adapters = adapters;
+    op.x = x.data;
+    op.x_stride = x.stride;
+    op.rows = x.rows;
+    op.routing = routing.data;
+    op.per_row = routing.columns / 2;
+    op.y = y.data;
+    op.y_stride = y.stride;
+    pace::execute(op);
+}
+
 }  // namespace
 
 void bind_linear(py::module_& m) {
@@ -199,6 +218,8 @@ void bind_linear(py::module_& m) {
     m.def("gather_rows", gather_rows, release);
     m.def("linear", linear, release);
     m.def("activation", activation, release);
+    m.def("glu", glu, release);
+    m.def("add_adapters", add_adapters, release);
     m.def("release_pages", release_pages);
     m.def("read_bandwidth", pace::read_bandwidth, release, py::arg("buffer_bytes"), py::arg("seconds"));
     m.def("fma_peak", pace::fma_peak, release, py::arg("seconds"));

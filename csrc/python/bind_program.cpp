@@ -14,8 +14,9 @@ using pace::Program;
 using pace::Value;
 
 void linear(Program& program, Value out, Columns x, const Norm& norm, const pace::Weight& weight,
-            Array<const float> bias, const pace::ActivationFunction& activation, std::optional<Value> residual) {
-    program.linear(out, x, {norm, weight.data, weight.order, bias, activation}, residual);
+            Array<const float> bias, const pace::ActivationFunction& activation, std::optional<Value> residual,
+            bool apart) {
+    program.linear(out, x, {norm, weight.data, weight.order, bias, activation, apart}, residual);
 }
 
 // Without a router, `choices` is a routing.
@@ -31,6 +32,11 @@ void experts(Program& program, Value out, Columns x, const Norm& norm, Value cho
         mixture.router.top_k = choices.columns / 2;
     }
     program.experts(out, x, choices, router.has_value(), mixture, residual);
+}
+
+Program::Ids find_ids(const std::string& name) {
+    if (name == "tokens") return Program::Ids::Tokens;
+    return name == "positions" ? Program::Ids::Positions : Program::Ids::Types;
 }
 
 // The caches of all layers, built once and reused by many steps.
@@ -61,6 +67,7 @@ struct Batch {
     explicit Batch(py::handle batch) {
         pace::read_field(batch, "tokens", step.ids);
         pace::read_field(batch, "positions", step.positions);
+        pace::read_field(batch, "types", step.types);
         pace::read_field(batch, "logit_rows", step.rows);
         step.tokens = int64_t(py::len(batch.attr("tokens")));
         step.logit_rows = int64_t(py::len(batch.attr("logit_rows")));
@@ -74,6 +81,11 @@ struct Batch {
             pace::Matrix rows;
             pace::read(kept, rows);
             step.kept = {rows.data, rows.stride, rows.rows, rows.columns};
+        }
+        if (const py::object routing = batch.attr("routing"); !routing.is_none()) {
+            pace::Matrix rows;
+            pace::read(routing, rows);
+            step.routing = {rows.data, rows.rows, rows.columns / 2};
         }
         if (const py::object spans = batch.attr("states"); !spans.is_none()) pace::read(spans, states.emplace());
         add_table(batch);
@@ -138,18 +150,21 @@ void bind_program(py::module_& m) {
     py::class_<Program>(m, "Program")
         .def(py::init<std::vector<int64_t>, const Program*>(), py::arg("widths"), py::arg("neighbour") = nullptr)
         .def("embedding",
-             [](Program& program, Value out, const pace::Weight& weight, bool positions, int64_t offset) {
-                 program.embedding(out, weight.data, weight.order,
-                                   positions ? Program::Ids::Positions : Program::Ids::Tokens, offset);
+             [](Program& program, Value out, const pace::Weight& weight, const std::string& ids, int64_t offset) {
+                 program.embedding(out, weight.data, weight.order, find_ids(ids), offset);
              })
         .def("input_rows", &Program::input_rows)
         .def("given_rows", &Program::given_rows)
         .def("place_rows", &Program::place_rows)
         .def("gather_rows", &Program::gather_rows)
         .def("keep_rows", &Program::keep_rows)
+        .def("pool",
+             [](Program& program, Value out, Columns x, pace::NamedPooling name) { program.pool(out, x, name.kind); })
         .def("concatenate", &Program::concatenate)
         .def("add", &Program::add)
         .def("activation", &Program::activation)
+        .def("glu", &Program::glu)
+        .def("add_adapters", &Program::add_adapters)
         .def("scale", &Program::scale)
         .def("softcap", &Program::softcap)
         .def("norm", &Program::norm)

@@ -34,6 +34,11 @@ void place_rows(const Matrix& x, const Matrix& rows, Array<const int64_t> at, bo
     pace::execute(op);
 }
 
+void pool(const Matrix& x, pace::NamedPooling name, Array<const int32_t> starts, int64_t count, Array<float> y) {
+    pace::PoolOp op = {name.kind, x.data, x.stride, x.rows, x.columns, starts, count, y};
+    pace::execute(op);
+}
+
 void argmax(Address logits, int64_t row_stride, int64_t rows, int64_t n, Address indices) {
     pace::ArgmaxOp op = {at<const float>(logits), row_stride, rows, n, at<int64_t>(indices)};
     pace::execute(op);
@@ -98,6 +103,7 @@ void bind_rows(py::module_& m) {
     m.def("scale", scale, release);
     m.def("softcap", softcap, release);
     m.def("place_rows", place_rows, release);
+    m.def("pool", pool, release);
     m.def("argmax", argmax, release);
     m.def("apply_mask", apply_mask, release);
     m.def("sample", sample, release);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "bindings.h"
+#include "pace/adapter_ops.h"
 #include "pace/attention_ops.h"
 #include "pace/expert_ops.h"
 #include "pace/program.h"
@@ -84,7 +85,7 @@ inline Activation find_activation(py::handle name) {
     static const std::map<std::string, Activation> kNames = {
         {"silu", Activation::Silu},          {"gelu", Activation::Gelu},          {"gelu_new", Activation::GeluTanh},
         {"gelu_tanh", Activation::GeluTanh}, {"gelu_fast", Activation::GeluTanh}, {"quick_gelu", Activation::QuickGelu},
-        {"relu", Activation::Relu},          {"relu2", Activation::Relu2}};
+        {"relu", Activation::Relu},          {"relu2", Activation::Relu2},        {"tanh", Activation::Tanh}};
     const auto found = kNames.find(py::str(name));
     if (found == kNames.end()) {
         std::string known;
@@ -154,6 +155,18 @@ inline void read(py::handle record, ExpertStack& to) {
     read_field(record, "is_mapped", to.mapped);
 }
 
+// AdapterTable of pace/ops/adapters.
+inline void read(py::handle record, AdapterTable& to) {
+    to = {};
+    read_field(record, "addresses", to.addresses);
+    read_field(record, "scales", to.scales);
+    read_field(record, "starts", to.starts);
+    std::tie(to.slots, to.parts) = record.attr("scales").attr("shape").cast<std::pair<int64_t, int64_t>>();
+    read_field(record, "k", to.k);
+    read_field(record, "max_rank", to.max_rank);
+    to.dtype = DType(record.attr("dtype_code").cast<int>());
+}
+
 // Router of pace/ops/experts.py; its two vectors are separate parameters.
 inline void read(py::handle record, Router& to) {
     static const char* const kScores[] = {"softmax", "sigmoid", "softmax_of_chosen", "sparsemixer",
@@ -189,6 +202,8 @@ inline void read(py::handle record, AttentionOptions& to) {
     read_field(record, "sinks", to.sinks);
     read_field(record, "slopes", to.slopes);
     read_field(record, "bf16_bias", to.bf16_bias);
+    read_field(record, "biases", to.biases);
+    if (to.biases) to.bias_radius = record.attr("biases").attr("shape").cast<std::pair<int64_t, int64_t>>().second / 2;
 }
 
 inline void read(py::handle record, Spans& to) {
@@ -211,6 +226,21 @@ inline void read(py::handle name, NamedGate& to) {
         if (wanted == kNames[i]) return void(to.kind = Gate(i));
     }
     throw std::invalid_argument("a gate is sigmoid, silu, softplus or None; got " + std::string(py::repr(name)));
+}
+
+// One of POOLINGS of pace/ops/pooling.py.
+struct NamedPooling {
+    Pooling kind;
+};
+
+inline void read(py::handle name, NamedPooling& to) {
+    static const char* const kNames[] = {"cls",          "max",      "mean", "mean_sqrt_len_tokens",
+                                         "weightedmean", "lasttoken"};  // in the order of Pooling
+    const std::string wanted = py::str(name);
+    for (int i = 0; i < int(std::size(kNames)); ++i) {
+        if (wanted == kNames[i]) return void(to.kind = Pooling(i));
+    }
+    throw std::invalid_argument("unknown pooling " + std::string(py::repr(name)));
 }
 
 // GatedNormParameters of pace/ops/kernels/norm.py.

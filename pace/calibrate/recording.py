@@ -15,7 +15,7 @@ from pace.llm.layers.block import MixerBlocks
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.ops import native, reference
-from pace.ops.reference_experts import sum_of_experts
+from pace.ops.reference_parts.experts import sum_of_experts
 from pace.states import StateSpans
 
 BATCH_TOKENS = 2048

@@ -97,17 +97,35 @@ def added_token(index: int, content: str, special: bool = True) -> dict[str, Any
     return {"id": index, "content": content, "special": special, **plain}
 
 
-def text_with_ends(before: Sequence[tuple[str, int]], after: Sequence[tuple[str, int]] = ()) -> dict[str, Any] | None:
-    """Post-processor that puts the tokens `before` and `after` (names and ids) around a text, or None if there are
-    none."""
-    ends = [*before, *after]
-    if not ends:
-        return None
-    first, last = ([{"SpecialToken": {"id": name, "type_id": 0}} for name, _ in part] for part in (before, after))
-    text, second = ({"Sequence": {"id": which, "type_id": 0}} for which in "AB")
+Token = tuple[str, int]
+"""Name and id."""
+
+
+def text_with_ends(before: Sequence[Token], after: Sequence[Token] = ()) -> dict[str, Any] | None:
+    """Post-processor that puts the tokens `before` and `after` around a text, and around each text of a pair. None if
+    there are none."""
+    return _template(before, after, [*after, *before], 0) if before or after else None
+
+
+def pair_with_ends(
+    before: Sequence[Token], after: Sequence[Token], between: Sequence[Token], second_type: int = 0
+) -> dict[str, Any] | None:
+    """Post-processor of an encoder: the second text of a pair comes after `after` and `between`, and it and its end
+    have the token type `second_type`. None without any tokens."""
+    return _template(before, after, [*after, *between], second_type) if before or after or between else None
+
+
+def _template(
+    before: Sequence[Token], after: Sequence[Token], middle: Sequence[Token], second_type: int
+) -> dict[str, Any]:
+    def specials(tokens: Sequence[Token], kind: int = 0) -> list[dict[str, Any]]:
+        return [{"SpecialToken": {"id": name, "type_id": kind}} for name, _ in tokens]
+
+    first, second = ({"Sequence": {"id": which, "type_id": kind}} for which, kind in (("A", 0), ("B", second_type)))
+    used = [*before, *after, *middle]
     return {
         "type": "TemplateProcessing",
-        "single": [*first, text, *last],
-        "pair": [*first, text, *last, *first, second, *last],
-        "special_tokens": {name: {"id": name, "ids": [index], "tokens": [name]} for name, index in ends},
+        "single": [*specials(before), first, *specials(after)],
+        "pair": [*specials(before), first, *specials(middle), second, *specials(after, second_type)],
+        "special_tokens": {name: {"id": name, "ids": [index], "tokens": [name]} for name, index in used},
     }

@@ -27,6 +27,7 @@ from pace.cli.options_in_messages import OptionsInLog, option, rewrite
 COMMANDS = {
     "generate": ("pace.cli.generate", "continue a text, or answer one question"),
     "chat": ("pace.cli.chat", "talk with a model, turn by turn"),
+    "embed": ("pace.cli.embed", "print the vectors of texts, or rank texts by a query"),
     "transcribe": ("pace.cli.transcribe", "write down what is said in a file of sound"),
     "serve": ("pace.cli.serve", "serve a model over HTTP: the APIs of OpenAI and Anthropic, and a chat page"),
     "batch": ("pace.cli.batch", "answer a file of requests, in the form of OpenAI's batches"),

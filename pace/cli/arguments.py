@@ -34,6 +34,8 @@ MODEL_OPTIONS = (
     "prefix_cache_bytes",
     "media_cache_bytes",
     "mmproj",
+    "max_adapters",
+    "max_lora_rank",
 )
 MODEL_OPTIONS += ("quantization", "backend", "revision", "cache_dir", "local_files_only", "weights", "weights_cache")
 """Arguments of LLMModel that the command line can set. The Hub's access token is not among them: HF_TOKEN sets it, so
@@ -51,19 +53,38 @@ def add_model_argument(
     metavar: str = "MODEL",
     help: str = MODEL_HELP,
     before: str | None = None,
+    several: str | None = None,
 ) -> None:
     """Adds the model, as the first positional or as `-m`. `settle_model` combines the two.
 
     `default`: None makes the model mandatory.
-    `before`: name of the positional after the model. A single positional is this one, not the model."""
+    `before`: name of the positional after the model. A single positional is this one, not the model.
+    `several`: the help of `-m`, if it may be given several times. `named_models` then has those with a name, or all of
+    several, and the caller reads them."""
     note = " (default: the small model bundled with pace)" if default else ""
     group.add_argument("model", metavar=metavar, nargs="?", default=default, help=help + note)
-    group.add_argument("-m", "--model", dest="named_model", metavar=metavar, help="the model, as an option")
+    if several is None:
+        group.add_argument("-m", "--model", dest="named_model", metavar=metavar, help="the model, as an option")
+    else:
+        group.add_argument(
+            "-m",
+            "--model",
+            dest="named_models",
+            action="append",
+            default=[],
+            metavar="[NAME=]MODEL",
+            help=several,
+        )
+        group.set_defaults(named_model=None)
     group.set_defaults(default_model=default, model_before=before)
 
 
 def settle_model(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Sets `model` from the positional or the option. Exits with a usage error if both are given."""
+    if len(named := getattr(arguments, "named_models", [])) == 1:
+        from pace.server.models.entries import is_named
+
+        arguments.named_model = None if is_named(named[0]) else named.pop()
     word = None if arguments.model is arguments.default_model else arguments.model
     if (before := arguments.model_before) and getattr(arguments, before) is None:
         if word is not None and arguments.named_model is None and (_is_checkpoint(word) or _is_piped_model(word)):
@@ -115,6 +136,31 @@ def add_media_arguments(parser: argparse.ArgumentParser, explanation: str) -> No
     reader = {"action": "append", "default": [], "metavar": "FILE", "type": existing}
     parser.add_argument("--image", help=explanation, **reader)
     parser.add_argument("--audio", help="the same with a clip of sound", **reader)
+
+
+def add_adapter_arguments(group: argparse._ActionsContainer) -> None:
+    """Adds the LoRA adapters of a command that generates; `open_llm` and `load_adapters` read them."""
+    group.add_argument(
+        "--adapter",
+        "--lora",
+        dest="adapters",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="a LoRA adapter for all prompts: a directory that PEFT has saved, or a .gguf file. May be repeated: their "
+        "changes add up",
+    )
+    group.add_argument(
+        "--merge", action="store_true", help="merge the adapter into the weights, which costs no time later"
+    )
+    add_adapter_limits(group)
+
+
+def add_adapter_limits(group: argparse._ActionsContainer) -> None:
+    explanation = "maximum number of LoRA adapters that are loaded at once (default: 8)"
+    group.add_argument("--max-adapters", type=count, default=argparse.SUPPRESS, metavar="N", help=explanation)
+    explanation = "maximum rank of a LoRA adapter (default: 64)"
+    group.add_argument("--max-lora-rank", type=count, default=argparse.SUPPRESS, metavar="N", help=explanation)
 
 
 def add_draft_arguments(group: argparse._ActionsContainer) -> None:
@@ -187,7 +233,7 @@ def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization:
         "--kv-cache-bytes",
         default=argparse.SUPPRESS,
         metavar="SIZE",
-        help="maximum memory of the key/value cache, such as 2GiB (default: half of the memory left after loading)",
+        help="maximum memory of the key/value cache: 2GiB, or 25%% of what is left after loading (default: 50%%)",
     )
     group.add_argument(
         "--kv-cache-type",
@@ -349,14 +395,28 @@ def open_llm(arguments: argparse.Namespace, is_chat: bool = False, **other: Any)
     from pace.llm.chat.template import ChatTemplate
     from pace.llm.loading.options import LoadOptions
 
+    if getattr(arguments, "merge", False):
+        if len(arguments.adapters) != 1:
+            raise ValueError(f"--merge needs one --adapter; got {len(arguments.adapters)}")
+        other |= {"adapter": arguments.adapters[0], "merge": True}
     check = ChatTemplate if is_chat else lambda tokenizer: None
     return LLMModel._open(LoadOptions(**load_arguments(arguments, **other)), check)
+
+
+def load_adapters(model: Any, arguments: argparse.Namespace) -> list[tuple[str, float]] | None:
+    """Loads the adapters of `--adapter` that are not merged. Returns what calls take as `adapter`."""
+    if not arguments.adapters or arguments.merge:
+        return None
+    names = [f"{number} {os.path.basename(path)}" for number, path in enumerate(arguments.adapters, 1)]
+    for path, name in zip(arguments.adapters, names):
+        model.load_adapter(path, name)
+    return [(name, 1.0) for name in names]
 
 
 def load_arguments(arguments: argparse.Namespace, **other: Any) -> dict[str, Any]:
     """Returns the keyword arguments of `LLMModel`, which are fields of `LoadOptions`."""
     given = {"spec_config": _spec_config(arguments), **vars(arguments), **other}
-    names = (*MODEL_OPTIONS, "spec_config")
+    names = (*MODEL_OPTIONS, "spec_config", "adapter", "merge")
     return {"model_name_or_path": given["model"], **{name: given[name] for name in names if name in given}}
 
 

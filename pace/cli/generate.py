@@ -9,7 +9,13 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pace.cli.arguments import add_media_arguments, add_model_arguments, open_llm
+from pace.cli.arguments import (
+    add_adapter_arguments,
+    add_media_arguments,
+    add_model_arguments,
+    load_adapters,
+    open_llm,
+)
 from pace.cli.sampling import add_sampling_arguments, sampling_config
 from pace.llm.chat.template import ChatTemplate
 from pace.naming import counted
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, before="prompt")
+    add_adapter_arguments(parser)
     parser.add_argument(
         "prompt",
         nargs="?",
@@ -82,7 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.llm.text.token_bytes import TokenBytes
 
     model = open_llm(arguments, arguments.chat)
-    inputs, generate = prompt, partial(model.generate, suffix=arguments.suffix)
+    adapter = load_adapters(model, arguments)
+    inputs, generate = prompt, partial(model.generate, suffix=arguments.suffix, adapter=adapter)
     media = [MediaPart(kind, path, where=path) for kind in ("image", "audio") for path in getattr(arguments, kind)]
     if media:
         inputs = {"prompt": prompt, "images": arguments.image, "audio": arguments.audio}
@@ -93,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         turn = plan_turn(ChatTemplate(model.tokenizer, None, encoder.processors), [*system, question])
         turn = dataclasses.replace(turn, hidden=TokenBytes.of(model.tokenizer).special)  # nothing is parsed
         inputs = encoder.encode(turn.prompt, turn.media, model.tokenizer, add_special_tokens=False)
-        generate = partial(model.generator.generate_turn, turn)
+        generate = partial(model.generator.generate_turn, turn, adapter=adapter)
 
     if not (config.has_length or model.generator.defaults.has_length):
         config.max_length = model.max_seq_len

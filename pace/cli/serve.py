@@ -1,4 +1,4 @@
-"""`pace serve`: one model over HTTP."""
+"""`pace serve`: one or several models over HTTP."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from pace.cli.arguments import (
+    MODEL_HELP,
+    add_adapter_limits,
     add_draft_arguments,
     add_loading_arguments,
     add_model_argument,
@@ -16,7 +18,8 @@ from pace.cli.arguments import (
 )
 from pace.memory import parse_bytes
 from pace.server.limits import Limits
-from pace.server.options import ServeOptions, read_keys
+from pace.server.models.entries import TableParser, is_named, read_entries
+from pace.server.options import OF_A_MODEL, ModelEntry, ServeOptions, read_keys
 
 if TYPE_CHECKING:
     from pace.server.network.run import Service
@@ -31,20 +34,33 @@ def media_kinds(text: str) -> tuple[str, ...]:
     return () if text == "none" else tuple(text.split(","))
 
 
+def adapter(text: str) -> tuple[str, str]:
+    """Reads a value of --lora."""
+    name, separator, path = text.partition("=")
+    if not (name and separator and path):
+        raise argparse.ArgumentTypeError(f"must be NAME=PATH; got {text!r}")
+    return name, path
+
+
 SERVE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "host": ("--host", {}),
     "port": ("--port", {"type": int, "metavar": "N"}),
     "uds": ("--uds", {"metavar": "PATH"}),
     "served_model_names": ("--served-model-name", {"action": "append", "metavar": "NAME"}),
     "any_model_name": ("--any-model-name", FLAG),
+    "idle_unload": ("--idle-unload", {"type": float, "metavar": "SECONDS"}),
     "tls_certificate": ("--tls-cert", {"metavar": "FILE"}),
     "tls_key": ("--tls-key", {"metavar": "FILE"}),
     "cors_origins": ("--cors-origin", {"action": "append", "metavar": "ORIGIN"}),
     "allowed_hosts": ("--allowed-host", {"action": "append", "metavar": "NAME"}),
     "media": ("--media", {"type": media_kinds, "metavar": "KINDS"}),
     "media_hosts": ("--allow-media-host", {"action": "append", "metavar": "HOST"}),
+    "task": ("--task", {"metavar": "TASK"}),
+    "dimensions": ("--dimensions", {"type": int, "metavar": "N"}),
     "max_image_tokens": ("--max-image-tokens", {"type": int, "metavar": "N"}),
     "prefix_dir": ("--prefix-dir", {"metavar": "DIR"}),
+    "lora": ("--lora", {"action": "append", "type": adapter, "metavar": "NAME=PATH"}),
+    "lora_dir": ("--lora-dir", {"metavar": "DIR"}),
     "allow_priority": ("--allow-priority", FLAG),
     "strict": ("--strict", FLAG),
     "access_log": ("--access-log", FLAG),
@@ -74,15 +90,19 @@ LIMIT_OPTIONS: dict[str, tuple[str, Any, str]] = {
     "max_wait": (
         "--max-wait",
         float,
-        "maximum seconds that a request waits for its turn; one that would wait longer is refused with 429",
+        "maximum seconds that a request waits for its turn, or for its model to be loaded; one that would wait longer "
+        "is refused with 429 or 503",
     ),
     "max_per_key": ("--max-per-key", int, "requests of one key at once (default: no limit)"),
     "connections": ("--max-connections", int, "maximum number of connections"),
+    "inputs": ("--max-inputs", int, "texts of one request for vectors, scores or labels"),
+    "input_tokens": ("--max-input-tokens", int, "tokens of all texts of such a request together"),
     "n": ("--max-n", int, "continuations of one prompt"),
     "prompts": ("--max-prompts", int, "prompts of one request, times its n"),
     "messages": ("--max-messages", int, "messages of one conversation"),
     "parts": ("--max-parts", int, "parts of one message"),
     "prefix_bytes": ("--max-prefix-bytes", size, "size of all kept prefixes together"),
+    "adapters": ("--max-request-adapters", int, "adapters of one request"),
     "tools": ("--max-tools", int, "tools of one request, and calls in one message"),
     "top_logprobs": ("--max-logprobs", int, "alternatives with log-probabilities for each token"),
     "header_seconds": ("--header-seconds", float, "time for the headers of a request"),
@@ -96,13 +116,33 @@ LIMIT_OPTIONS: dict[str, tuple[str, Any, str]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(parser=parser)
     group = parser.add_argument_group("model")
-    add_model_argument(group)
-    add_loading_arguments(group, reads_quantization=False)
-    add_draft_arguments(group)
+    add_model_argument(group, several=f"{MODEL_HELP}; NAME=MODEL names it in requests; may be given several times")
+    group.add_argument(
+        "--models",
+        metavar="FILE",
+        help="TOML file with a table for each of several models: its name, its path, and its options of this group",
+    )
+    _add_loading_arguments(group)
     _add_serve_arguments(parser.add_argument_group("serving"))
     _add_limit_arguments(
         parser.add_argument_group("limits", "maximum values for clients; GET /limits shows them and others")
     )
+
+
+def _add_loading_arguments(group: argparse._ActionsContainer) -> None:
+    add_loading_arguments(group, reads_quantization=False)
+    add_draft_arguments(group)
+    add_adapter_limits(group)
+
+
+def _table_parser() -> TableParser:
+    """Returns the parser of a model's table in the file of `--models`."""
+    parser = TableParser()
+    _add_loading_arguments(parser)
+    for name in (*OF_A_MODEL, "lora"):
+        option, reader = SERVE_OPTIONS[name]
+        parser.add_argument(option, dest=name, default=argparse.SUPPRESS, **reader)
+    return parser
 
 
 def _add_serve_arguments(group: argparse._ArgumentGroup) -> None:
@@ -159,24 +199,53 @@ def serve_options(arguments: argparse.Namespace) -> ServeOptions:
     given = vars(arguments)
     serve = {name: given[name] for name in SERVE_OPTIONS if name in given}
     serve = {name: tuple(value) if isinstance(value, list) else value for name, value in serve.items()}
+    models = _models(arguments)
     return ServeOptions(
-        model=arguments.model,
+        model=models[0].model if models else arguments.model,
+        models=models,
         keys=read_keys(arguments.api_key_file),
         limits=Limits(**{name: given[name] for name in LIMIT_OPTIONS if name in given}),
         **serve,
     )
 
 
+def _models(arguments: argparse.Namespace) -> tuple[ModelEntry, ...]:
+    """Returns the models with names; none for a single model without one, which becomes `arguments.model`."""
+    named, file = arguments.named_models, arguments.models
+    if (named or file) and arguments.model is not arguments.default_model:
+        option = "--model" if named else "--models"
+        raise ValueError(f"the model is given twice, as {arguments.model!r} and by {option}; give it once")
+    if file is None and len(named) == 1 and not is_named(named[0]):
+        arguments.model = named[0]
+        return ()
+    return read_entries(named, file, arguments, _table_parser()) if named or file else ()
+
+
 def make_service(options: ServeOptions, arguments: argparse.Namespace) -> tuple[Service, Application]:
-    """Loads the model and returns the service and application that `run` serves. Imports torch and Starlette. Raises
-    WrongOptions that names the field."""
+    """Returns the models and the application that `run` serves. Imports torch and Starlette. Raises WrongOptions that
+    names the field."""
     from pace.llm.loading.options import LoadOptions
     from pace.server.app import make_app
+    from pace.server.embeddings.service import EmbeddingService
+    from pace.server.embeddings.tasks import find_task
+    from pace.server.models.hosted import HostedModel
+    from pace.server.models.pool import ModelPool
+    from pace.server.models.shared import Shared
     from pace.server.network.run import WrongOptions
     from pace.server.service import Service
 
+    def make_model(entry: ModelEntry, shared: Shared) -> HostedModel:
+        own, serve = load_arguments(entry.arguments if options.models else arguments), options.of(entry)
+        if len(options.entries) > 1:
+            own.setdefault("kv_cache_bytes", f"{50 / len(options.entries):.4g}%")
+        if find_task(serve, own) == EmbeddingService.task:
+            if own.pop("spec_config", None) is not None:
+                raise ValueError(f"drafts are for models that generate text, and {entry.model} makes vectors")
+            return EmbeddingService(serve, own, shared)
+        return Service(serve, LoadOptions(**own, media=serve.media != ()), shared)
+
     try:
-        service = Service(options, LoadOptions(**load_arguments(arguments), media=options.media != ()))
+        pool = ModelPool.make(options, make_model)
     except (TypeError, ValueError) as error:
         raise WrongOptions(str(error)) from None
-    return service, make_app(service)
+    return pool, make_app(pool)

@@ -9,6 +9,7 @@ from itertools import combinations
 
 from pace.graph.instructions import Columns, Heads, Instruction, Value, overlap
 from pace.graph.recorded import (
+    AddAdapters,
     Attention,
     Experts,
     Linear,
@@ -89,7 +90,7 @@ def fuse_norms(instructions: list[Instruction], result: Value) -> list[Instructi
         is_inner = isinstance(instruction, Norm) and instruction.out is not result and instruction.residual is None
         if is_inner and _can_wait(instructions, index, readers[instruction.out][1:]):
             fused[instruction.out.whole] = instruction
-        elif isinstance(instruction, (Linear, Experts)) and instruction.x in fused:
+        elif isinstance(instruction, (Linear, Experts, AddAdapters)) and instruction.x in fused:
             norm = fused[instruction.x]
             kept.append(replace(instruction, x=norm.x, norm=norm.parameters))
         else:
@@ -109,6 +110,8 @@ def _can_wait(instructions: list[Instruction], index: int, readers: list[int]) -
 
 def _multiplies(reader: Instruction, value: Value) -> bool:
     """True if `reader` is a product without a norm whose x is the whole value, and the value is not its residual."""
+    if isinstance(reader, AddAdapters):
+        return reader.norm is None and reader.x == value.whole and reader.y.value is not value
     return (
         isinstance(reader, (Linear, Experts))
         and reader.norm is None

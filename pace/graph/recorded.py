@@ -17,11 +17,25 @@ from torch import Tensor
 from pace import _C
 from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
 from pace.graph.recorded_states import causal_conv, gate_, gated_norm, recurrence  # noqa: F401
-from pace.graph.symbols import GivenColumns, GivenPlaces, HeadRows, Ids, LayerKv, Rows, Slots, Spans, SymbolicAngles
-from pace.ops.checks import check_head_weights, check_vector
+from pace.graph.symbols import (
+    GivenColumns,
+    GivenPlaces,
+    HeadRows,
+    Ids,
+    LayerKv,
+    Routing,
+    Rows,
+    Slots,
+    Spans,
+    SpanStarts,
+    SymbolicAngles,
+)
+from pace.ops.adapters import AdapterTable
+from pace.ops.checks import check_head_weights, check_pooling, check_vector
 from pace.ops.experts import Activation as ActivationFunction
 from pace.ops.experts import Router
 from pace.ops.file_table import FileTable
+from pace.ops.kernels import adapters as adapter_kernels
 from pace.ops.kernels import attention as attention_kernels
 from pace.ops.kernels import experts as expert_kernels
 from pace.ops.kernels.norm import NormParameters
@@ -33,17 +47,17 @@ from pace.ops.weight import PackedWeight
 
 @dataclass(eq=False)
 class Embedding(Instruction):
-    """out = rows `ids + offset` of the weight; `ids` are the step's tokens or its positions."""
+    """out = rows `ids + offset` of the weight; `ids` are the step's "tokens", "positions" or "types"."""
 
     operations = ("embedding",)
     operator = "embedding"
     out: Value
     weight: PackedWeight
-    positions: bool
+    ids: str
     offset: int
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        program.embedding(places.value(self.out), self.weight, self.positions, self.offset)
+        program.embedding(places.value(self.out), self.weight, self.ids, self.offset)
 
 
 @dataclass(eq=False)
@@ -64,8 +78,8 @@ class ReadRows(Instruction):
 def embedding(ids: Ids, weight: PackedWeight | FileTable) -> Rows:
     recording = ids.recording
     if not isinstance(weight, FileTable):
-        return recording.rows(Embedding(Value(weight.k), weight, ids.positions, ids.offset))
-    if ids.positions or ids.offset:
+        return recording.rows(Embedding(Value(weight.k), weight, ids.kind, ids.offset))
+    if ids.kind != "tokens" or ids.offset:
         raise NotImplementedError("a recorded table in a file is indexed by the step's tokens")
     number = sum(isinstance(instruction, ReadRows) for instruction in recording.instructions)
     return recording.rows(ReadRows(Value(weight.k), weight, number))
@@ -112,6 +126,28 @@ def place_rows_(x: Rows, rows: GivenColumns, at: GivenPlaces, add: bool) -> None
     x.recording.append(PlaceRows(x.columns, rows.first, add))
 
 
+# -- rows of texts
+
+
+@dataclass(eq=False)
+class Pool(Instruction):
+    """out = one row for each span of the step. The step must have one logit row for each span."""
+
+    operations = ("pool",)
+    operator = "norm"
+    out: Value
+    x: Columns
+    pooling: str
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.pool(places.value(self.out), places.columns(self.x), self.pooling)
+
+
+def pool(x: Rows, starts: SpanStarts, pooling: str) -> Rows:
+    check_pooling(pooling)
+    return x.recording.rows(Pool(Value(x.columns.count, per_token=False), x.columns, pooling))
+
+
 # -- norms
 
 
@@ -154,8 +190,8 @@ def layer_norm(x: Rows, weight: Tensor | None, bias: Tensor | None, eps: float) 
 
 @dataclass(eq=False)
 class Linear(Instruction):
-    """out = residual + activation(norm(x) W' + bias); with a glu weight, act(gate) * up. The residual must be a whole
-    value."""
+    """out = residual + activation(norm(x) W' + bias); with a glu weight, act(gate) * up, or both `apart`. The residual
+    must be a whole value."""
 
     operations = ("linear", "linear_glu")
     out: Value
@@ -165,6 +201,7 @@ class Linear(Instruction):
     activation: ActivationFunction | None
     residual: Columns | None
     norm: NormParameters | None = None
+    apart: bool = False
 
     def lower(self, program: _C.Program, places: Places) -> None:
         program.linear(
@@ -175,6 +212,7 @@ class Linear(Instruction):
             self.bias,
             self.activation,
             self.residual and places.value(self.residual.value),
+            self.apart,
         )
 
     def operators(self, of_weight: Mapping[int, str]) -> Iterator[str]:
@@ -195,11 +233,11 @@ def linear(
         raise ValueError(f"residual must be float32 [T, {weight.n}]; got {added.count} columns")
     if added and not added.is_whole:
         raise NotImplementedError("the residual of a recorded product is a whole matrix; add columns of one by +")
-    return _product(x, weight, bias, activation, added)
+    return _product(x, weight, bias, activation, added, weight.glu)
 
 
 def linear_glu(x: Rows, weight: PackedWeight, activation: str, bias: Tensor | None = None) -> Rows:
-    return _product(x, weight, bias, activation, None)
+    return _product(x, weight, bias, activation, None, False)
 
 
 def _product(
@@ -208,10 +246,38 @@ def _product(
     bias: Tensor | None,
     activation: ActivationFunction | None,
     residual: Columns | None,
+    apart: bool,
 ) -> Rows:
     if x.columns.count != weight.k:
         raise ValueError(f"x must be float32 [T, {weight.k}]; got {x.columns.count} columns")
-    return x.recording.rows(Linear(x.like(weight.n_out), x.columns, weight, bias, activation, residual))
+    out = x.like(weight.n if apart else weight.n_out)
+    return x.recording.rows(Linear(out, x.columns, weight, bias, activation, residual, apart=apart))
+
+
+@dataclass(eq=False)
+class AddAdapters(Instruction):
+    """y += the adapters that each row is routed to, of norm(x); in place."""
+
+    operations = ("add_adapters_",)
+    operator = "projection"
+    changed = "y"
+    y: Columns
+    x: Columns
+    adapters: AdapterTable
+    norm: NormParameters | None = None
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.add_adapters(places.columns(self.y), places.columns(self.x), self.norm, self.adapters)
+
+    def operators(self, of_weight: Mapping[int, str]) -> Iterator[str]:
+        yield "projection"
+        if self.norm:
+            yield "norm"
+
+
+def add_adapters_(y: Rows, x: Rows, adapters: AdapterTable, routing: Routing) -> None:
+    adapter_kernels.check_adapters(adapters, y.columns.count, x.columns.count)
+    y.recording.append(AddAdapters(y.columns, x.columns, adapters))
 
 
 # -- mixtures of experts
@@ -362,6 +428,26 @@ class Activation(Instruction):
 
 def activation(x: Rows, activation: ActivationFunction) -> Rows:
     return x.recording.rows(Activation(x.like(), x.columns, activation))
+
+
+@dataclass(eq=False)
+class Glu(Instruction):
+    """out = act(gate) * up, for x = [gate | up]."""
+
+    operations = ("glu",)
+    operator = "mlp"
+    out: Value
+    x: Columns
+    function: str
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.glu(places.value(self.out), places.columns(self.x), self.function)
+
+
+def glu(x: Rows, activation: str) -> Rows:
+    if x.columns.count % 2:
+        raise ValueError(f"x must be float32 [T, 2 K], gate and up; got {x.columns.count} columns")
+    return x.recording.rows(Glu(x.like(x.columns.count // 2), x.columns, activation))
 
 
 @dataclass(eq=False)

@@ -31,20 +31,20 @@ class Recording:
 
     def batch(self, layers: Sequence[LayerCache]) -> SymbolicBatch:
         """A symbolic `ForwardBatch`, for a model whose `KVSpec` has these layers."""
-        ids = Ids(self, positions=False), Ids(self, positions=True)
+        ids = [Ids(self, kind) for kind in ("tokens", "positions", "types")]
         return SymbolicBatch(symbolic_cache(layers), *ids, SymbolicGiven(GivenMatrix(self)), KeptMatrix(self))
 
 
 @dataclass(frozen=True)
 class Ids:
-    """The step's tokens or positions, plus an offset."""
+    """The step's tokens, positions or types, plus an offset."""
 
     recording: Recording
-    positions: bool
+    kind: str
     offset: int = 0
 
     def __add__(self, number: int) -> Ids:
-        return Ids(self.recording, self.positions, self.offset + number)
+        return Ids(self.recording, self.kind, self.offset + number)
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,10 @@ class SymbolicGiven:
     at: GivenPlaces = GivenPlaces()
 
 
+class Routing:
+    """The adapters of each row of the step. A matrix of logit rows takes those of its rows."""
+
+
 class LogitRows:
     """The rows whose logits are returned."""
 
@@ -141,8 +145,15 @@ class Slots:
     """The slots of the step's keys and values."""
 
 
+class SpanStarts:
+    """The first row of each span, and the number of rows."""
+
+
+@dataclass(frozen=True)
 class Spans:
     """The spans of the step."""
+
+    query_start: SpanStarts = SpanStarts()
 
 
 class StateSpans:
@@ -156,12 +167,14 @@ class SymbolicBatch:
     kv: list[LayerKv | LayerState | None]
     tokens: Ids
     positions: Ids
+    types: Ids
     given: SymbolicGiven
     kept: KeptMatrix
     slots: Slots = Slots()
     spans: Spans = Spans()
     logit_rows: LogitRows = LogitRows()
     states: StateSpans = StateSpans()
+    routing: Routing = Routing()
 
     def of_layer(self, kv: LayerKv | LayerState | None) -> SymbolicBatch:
         """Returns itself: when the program runs, a layer's cache selects its slots and block table."""

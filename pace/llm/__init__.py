@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pace.llm.clients.streamer import BaseStreamer, CallbackStreamer, StreamEvent, TextPiece, TextStreamer
     from pace.llm.configs import KVCacheType, SamplingConfig
     from pace.llm.constraints.masks import AllowedTokens, TokenMask
+    from pace.llm.embedding_model import EmbeddingModel
     from pace.llm.engine.engine import Engine
     from pace.llm.engine.scheduler import Scheduler
     from pace.llm.generator import Generator
@@ -44,6 +45,7 @@ _HOMES = {
     "ChatAnswer": "clients.chat",
     "ChatOutput": "clients.chat",
     "DraftModelConfig": "speculation.configs",
+    "EmbeddingModel": "embedding_model",
     "Engine": "engine",
     "GenerateOutput": "outputs",
     "Generator": "generator",

@@ -25,6 +25,7 @@ SAMPLING_ADVICE = {
     "prompt_lookup_num_tokens": "spec_config=PromptLookupConfig(...) of LLMModel drafts from the prompt",
     "input_ids": "give the tokenizer's output as it is: generate(inputs)",
     "attention_mask": "give the tokenizer's output as it is: generate(inputs)",
+    "lora_request": "adapter names an adapter that load_adapter has loaded",
     "stream": "LLMModel.stream gives the text in pieces",
     "messages": "LLMModel.chat takes messages",
     "echo": "output_token_ids of the output hold the prompt, too",

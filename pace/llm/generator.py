@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from pace.llm.chat import Tool, format_named, read_choice, read_tools
 from pace.llm.chat.template import ChatTemplate, Message
 from pace.llm.chat.turn import Turn, plan_turn
+from pace.llm.clients.adapters import Adapters, Choice
 from pace.llm.clients.batch import Batch
 from pace.llm.clients.beam_search import BeamBatch
 from pace.llm.clients.chat import ChatAnswer
+from pace.llm.clients.decisions import LabelLogits
 from pace.llm.clients.requests import Request, Stream
+from pace.llm.clients.session import Session
 from pace.llm.clients.streamer import Streamer, make_streamer
 from pace.llm.configs import SamplingConfig
+from pace.llm.decisions.config import DecisionConfig
+from pace.llm.decisions.decide import Decider, answers_of, places_of
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.infill import infill_prompts
 from pace.llm.inputs import with_keywords
 from pace.llm.limits import checked_priority, checked_salt
+from pace.llm.loading.checkpoint import Checkpoint
 from pace.llm.outputs import GenerateOutput, Transcript
 from pace.llm.preparation import PreparedCall, Preparer
 from pace.llm.processors.prompts import NO_MEDIA, MediaPart, Prompt, PromptEncoder
@@ -49,10 +57,12 @@ class Generator:
         defaults: SamplingConfig | None = None,
         progress: bool = False,
         encoder: PromptEncoder = NO_MEDIA,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         """`defaults` has the checkpoint's settings: its generation config, end and pad tokens. Without a tokenizer
         prompts must be token ids, and there are no texts and no stop strings. `progress` shows a bar for several rows,
-        on a terminal or in a notebook. `encoder` puts images and sound into prompts, for models that take them."""
+        on a terminal or in a notebook. `encoder` puts images and sound into prompts, for models that take them.
+        `checkpoint` is the one that the model was loaded from."""
         self.driver = EngineDriver(engine)
         self.tokenizer = tokenizer
         self.defaults = defaults or SamplingConfig()
@@ -60,6 +70,8 @@ class Generator:
         self.encoder = encoder
         self._preparer = Preparer(self.driver, tokenizer, self.defaults, encoder)
         self.constraints = self._preparer.constraints
+        self.adapters = Adapters(self.driver, checkpoint)
+        self.decider = Decider(tokenizer, None if checkpoint is None else checkpoint.path)
 
     @property
     def engine(self) -> Engine:
@@ -113,11 +125,13 @@ class Generator:
         sampling_config: SamplingConfig | None = None,
         streamer: Any = None,
         cancel: threading.Event | None = None,
+        adapter: Choice = None,
         **fields: Any,
     ) -> GenerateOutput:
         """Continues the prompts; see `LLMModel.generate`. An exception, such as KeyboardInterrupt or an error of the
         streamer, frees what this call held; calls of other threads continue."""
-        return self._generate(lambda: self.prepare_with_suffix(inputs, sampling_config, **fields), streamer, cancel)
+        prepare = lambda: self.prepare_with_suffix(inputs, sampling_config, **fields)
+        return self._generate(prepare, streamer, cancel, adapter)
 
     def generate_turn(
         self,
@@ -126,13 +140,19 @@ class Generator:
         sampling_config: SamplingConfig | None = None,
         streamer: Any = None,
         cancel: threading.Event | None = None,
+        adapter: Choice = None,
     ) -> GenerateOutput:
         """Like `generate`, for a turn of a conversation and its prompt in tokens. Texts are read by the turn's
         rules."""
-        return self._generate(lambda: self.prepare_for_generate(prompt, sampling_config, turn), streamer, cancel)
+        prepare = lambda: self.prepare_for_generate(prompt, sampling_config, turn)
+        return self._generate(prepare, streamer, cancel, adapter)
 
     def _generate(
-        self, prepare: Callable[[], PreparedCall], streamer: Any, cancel: threading.Event | None
+        self,
+        prepare: Callable[[], PreparedCall],
+        streamer: Any,
+        cancel: threading.Event | None,
+        adapter: Choice = None,
     ) -> GenerateOutput:
         if cancel is not None and not callable(getattr(cancel, "is_set", None)):
             raise TypeError(
@@ -140,12 +160,13 @@ class Generator:
             )
         unfinished = streamer
         try:
-            call = prepare()
-            prompts = call.row_prompts
-            rules = [prompt.constraints.text_rules for prompt in prompts]
-            unfinished = streamer = make_streamer(streamer, call.config, len(prompts), self.progress, rules)
-            batch = self._batch(call, streamer, cancel)
-            batch.run([prompt.tokens[:] for prompt in prompts])
+            with self.adapters.using(adapter) as key:
+                call = dataclasses.replace(prepare(), adapter=key)
+                prompts = call.row_prompts
+                rules = [prompt.constraints.text_rules for prompt in prompts]
+                unfinished = streamer = make_streamer(streamer, call.config, len(prompts), self.progress, rules)
+                batch = self._batch(call, streamer, cancel)
+                batch.run([prompt.tokens[:] for prompt in prompts])
         except BaseException:
             _end_quietly(unfinished)
             raise
@@ -167,19 +188,22 @@ class Generator:
         ]
         return GenerateOutput.of(rows, call.config, call.padded_prompts, self.tokenizer, captures or None)
 
-    def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> Iterator[str]:
+    def stream(
+        self, prompt: Any, sampling_config: SamplingConfig | None = None, adapter: Choice = None, **fields: Any
+    ) -> Iterator[str]:
         """Yields the text of one prompt's continuation in pieces; joined, they equal its text in `generate`'s output.
         Generation does not wait for the caller to take a piece. Closing the iterator ends it."""
+        self.adapters.check(adapter)
         call = self._prepare_stream("stream", prompt, sampling_config, **fields)
-        return Stream(lambda: self._request(call))
+        return Stream(lambda: self._request(call, adapter))
 
     async def astream(
-        self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any
+        self, prompt: Any, sampling_config: SamplingConfig | None = None, adapter: Choice = None, **fields: Any
     ) -> AsyncIterator[str]:
         """Yields the pieces of `stream` without blocking the event loop: the prompt is read on another thread. Leaving
         the iteration ends the generation."""
         call = await asyncio.to_thread(self._prepare_stream, "astream", prompt, sampling_config, **fields)
-        request = self._request(call)
+        request = self._request(call, adapter)
         try:
             async with contextlib.aclosing(aiter(request)) as pieces:
                 async for piece in pieces:
@@ -193,11 +217,12 @@ class Generator:
         sampling_config: SamplingConfig | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: Choice = None,
         **fields: Any,
     ) -> Request:
         """Queues one prompt and returns at once; see `LLMModel.add_request`."""
         call = self.prepare_with_suffix(prompt, sampling_config, **fields).require_one_prompt("add_request")
-        return self._request(call, checked_priority(priority), checked_salt(cache_salt))
+        return self._request(call, adapter, checked_priority(priority), checked_salt(cache_salt))
 
     def chat(
         self,
@@ -208,6 +233,7 @@ class Generator:
         parallel_tool_calls: bool = True,
         tool_format: str | None = None,
         template_variables: dict[str, Any] | None = None,
+        adapter: Choice = None,
         **fields: Any,
     ) -> ChatAnswer:
         """Returns the answer to a conversation. Generation begins when its first event is requested; see
@@ -229,9 +255,11 @@ class Generator:
             variables=template_variables,
         )
         prompt = self.encoder.encode(turn.prompt, turn.media, self.tokenizer, add_special_tokens=False)
-        return self.answer(turn, prompt, config)
+        return self.answer(turn, prompt, config, adapter)
 
-    def answer(self, turn: Turn, prompt: list[int] | Prompt, sampling_config: SamplingConfig) -> ChatAnswer:
+    def answer(
+        self, turn: Turn, prompt: list[int] | Prompt, sampling_config: SamplingConfig, adapter: Choice = None
+    ) -> ChatAnswer:
         """Returns the answer of a turn, given its prompt in tokens, or with its media. The turn's grammar
         replaces the config's. Raises ValueError for settings that conversations do not support."""
         config = sampling_config.copy()
@@ -244,7 +272,8 @@ class Generator:
             )
         if call.config.token_healing:
             raise ValueError("token_healing has no effect in chat, where the template ends the prompt; leave it out")
-        return ChatAnswer(lambda: self._request(call), turn)
+        self.adapters.check(adapter)
+        return ChatAnswer(lambda: self._request(call, adapter), turn)
 
     def transcribe(
         self, audio: Any, language: str | None = None, prompt: str = "", sampling_config: SamplingConfig | None = None
@@ -264,6 +293,30 @@ class Generator:
         text = reader.read(output.texts[0], is_last=True)
         return Transcript(text, reader.language, output.finish_reasons[0], output.metrics)
 
+    def decide(
+        self,
+        state: Any,
+        questions: dict[str, Any],
+        decision_config: DecisionConfig | str | Path | None = None,
+        adapter: Choice = None,
+    ) -> dict[str, dict[str, Any]]:
+        """Answers questions about a state; see `LLMModel.decide`."""
+        maker = self.decider.prompts(decision_config)
+        prompts = maker.read(state, questions)
+        with self.adapters.using(adapter) as key:
+            logits = LabelLogits(self.driver, places_of(prompts), adapter=key).result()
+        return answers_of(prompts, logits, maker.config)
+
+    def session(self, adapter: Choice = None) -> Session:
+        """Returns an empty session; see `LLMModel.session`."""
+        with self.adapters.using(adapter) as key:
+            return Session(self.driver, adapter=key)
+
+    def load_session(self, path: str | Path, adapter: Choice = None) -> Session:
+        """Returns the session in a file; see `LLMModel.load_session`."""
+        with self.adapters.using(adapter) as key:
+            return Session.load(self.driver, path, adapter=key)[0]
+
     def _prepare_stream(
         self, caller: str, prompt: Any, sampling_config: SamplingConfig | None, **fields: Any
     ) -> PreparedCall:
@@ -273,11 +326,14 @@ class Generator:
             )
         return self.prepare_with_suffix(prompt, sampling_config, **fields).require_one_prompt(caller, one_row=True)
 
-    def _request(self, call: PreparedCall, priority: int = 0, cache_salt: str | None = None) -> Request:
-        sequences = self.sequences_of(call, 0)
-        for sequence in sequences:
-            sequence.priority, sequence.cache_salt = priority, cache_salt
-        return Request(self.driver, sequences, lambda rows: self._output(call, rows))
+    def _request(
+        self, call: PreparedCall, adapter: Choice = None, priority: int = 0, cache_salt: str | None = None
+    ) -> Request:
+        with self.adapters.using(adapter) as key:
+            sequences = self.sequences_of(dataclasses.replace(call, adapter=key), 0)
+            for sequence in sequences:
+                sequence.priority, sequence.cache_salt = priority, cache_salt
+            return Request(self.driver, sequences, lambda rows: self._output(call, rows))
 
 
 def _end_quietly(streamer: Any) -> None:

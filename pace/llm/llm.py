@@ -10,11 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pace.llm.clients.adapters import Choice, LoadedAdapter
 from pace.llm.clients.chat import ChatAnswer, ChatOutput
 from pace.llm.clients.requests import Request
 from pace.llm.clients.scoring import Scores, score, score_from
 from pace.llm.clients.session import Session
 from pace.llm.configs import KVCacheType, SamplingConfig
+from pace.llm.decisions.config import DecisionConfig
+from pace.llm.embedding_model import EmbeddingModel
+from pace.llm.encoding.open import causal_parts
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.inputs import read_prompts
@@ -64,6 +68,10 @@ class LLMModel:
         max_image_tokens: int | None = None,
         media_cache_bytes: int | str = "256MiB",
         mmproj: str | Path | None = None,
+        adapter: str | Path | None = None,
+        merge: bool = False,
+        max_adapters: int = 8,
+        max_lora_rank: int = 64,
         **other_names: Any,
     ) -> None:
         """Loads a local directory, a GGUF file or a Hub id. `help(LoadOptions)` describes each argument.
@@ -75,6 +83,7 @@ class LLMModel:
         Where: `weights` ("mapped" keeps experts in a file, which may be larger than memory) and `weights_cache`.
         Keys and values: `kv_cache_bytes` (such as "2GiB"), `kv_cache_dtype`, `kv_cache_type`, `bmc_rows`,
         `prefix_cache_bytes`, and `max_seq_len`, the maximum length of a sequence. Rows of images: `media_cache_bytes`.
+        LoRA: `adapter` and `merge`, to merge one; `max_adapters` and `max_lora_rank`, limits of `load_adapter`.
         How it runs: `backend`, `num_threads`, `pin_threads`, and `spec_config` for speculative decoding. `progress`
         shows bars, on a terminal or in a notebook.
         `other_names`: names of other tools for the same arguments, such as `torch_dtype`.
@@ -91,8 +100,10 @@ class LLMModel:
         self.tokenizer = loaded.tokenizer
         self._model: BaseModelForCausalLM | None = loaded.model
         self._generator: Generator | None = Generator(
-            loaded.engine, loaded.tokenizer, loaded.defaults, options.progress, loaded.encoder
+            loaded.engine, loaded.tokenizer, loaded.defaults, options.progress, loaded.encoder, loaded.checkpoint
         )
+        self._checkpoint = loaded.checkpoint
+        self._embedding: EmbeddingModel | None = None
         self.config = self._model.config
         """The model's config: config.json, completed with the architecture's defaults."""
 
@@ -117,6 +128,7 @@ class LLMModel:
         streamer: Any = None,
         cancel: threading.Event | None = None,
         suffix: str | list[str] | None = None,
+        adapter: Choice = None,
         **fields: Any,
     ) -> GenerateOutput:
         """Continues one prompt or several.
@@ -134,6 +146,9 @@ class LLMModel:
         TextIteratorStreamer. If its `put` returns False, the row ends.
         `suffix`: the text after a gap that the model fills (docs/decoding.md); one for all prompts, or one for each.
         `stream`, `astream` and `add_request` take it, too.
+        `adapter`: the name of a loaded adapter for all prompts of the call, or names with weights such as
+        `[("a", 0.5), ("b", 1.0)]`; None for the base model. `stream`, `astream`, `add_request`, `chat`, `session` and
+        `decide` take it, too.
         `cancel`: an event that another thread sets to end the call after the current step. Unfinished rows are
         returned as they are, with finish reason "cancelled".
 
@@ -143,18 +158,22 @@ class LLMModel:
         Raises ValueError or TypeError for invalid inputs or an invalid config, before any work is done.
         After an exception or Ctrl-C the model is usable, and generations of other threads continue.
         """
-        return self.generator.generate(inputs, sampling_config, streamer, cancel, suffix=suffix, **fields)
+        return self.generator.generate(inputs, sampling_config, streamer, cancel, adapter, suffix=suffix, **fields)
 
-    def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> Iterator[str]:
+    def stream(
+        self, prompt: Any, sampling_config: SamplingConfig | None = None, adapter: Choice = None, **fields: Any
+    ) -> Iterator[str]:
         """Yields the continuation of one prompt in pieces of text; joined, they equal its text in `generate`'s output.
         Generation does not wait for the caller to take a piece. Closing the iterator ends it."""
-        return self.generator.stream(prompt, sampling_config, **fields)
+        return self.generator.stream(prompt, sampling_config, adapter, **fields)
 
-    def astream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> AsyncIterator[str]:
+    def astream(
+        self, prompt: Any, sampling_config: SamplingConfig | None = None, adapter: Choice = None, **fields: Any
+    ) -> AsyncIterator[str]:
         """Yields the pieces of `stream` without blocking the event loop: `async for piece in model.astream(...)`.
         Closing the iterator, or cancelling its task, ends the generation after the current step. Raises the errors of
         `stream` when the first piece is requested."""
-        return self.generator.astream(prompt, sampling_config, **fields)
+        return self.generator.astream(prompt, sampling_config, adapter, **fields)
 
     def add_request(
         self,
@@ -162,6 +181,7 @@ class LLMModel:
         sampling_config: SamplingConfig | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: Choice = None,
         **fields: Any,
     ) -> Request:
         """Queues one prompt, from any thread, and returns at once. It runs in the same steps as all other requests,
@@ -176,7 +196,7 @@ class LLMModel:
 
         Raises the errors of `generate`, and ValueError for several prompts and for beam search.
         """
-        return self.generator.add_request(prompt, sampling_config, priority, cache_salt, **fields)
+        return self.generator.add_request(prompt, sampling_config, priority, cache_salt, adapter, **fields)
 
     def chat(
         self,
@@ -190,6 +210,7 @@ class LLMModel:
         stream: bool = False,
         tool_format: str | None = None,
         template_variables: dict[str, Any] | None = None,
+        adapter: Choice = None,
         **fields: Any,
     ) -> ChatOutput | ChatAnswer:
         """Answers a conversation, using the model's chat template. If neither `sampling_config` nor the checkpoint
@@ -215,7 +236,7 @@ class LLMModel:
         if response_format is not None:
             config.response_format = response_format
         answer = self.generator.chat(
-            messages, config, tools, tool_choice, parallel_tool_calls, tool_format, template_variables
+            messages, config, tools, tool_choice, parallel_tool_calls, tool_format, template_variables, adapter
         )
         return answer if stream else answer.output
 
@@ -238,19 +259,65 @@ class LLMModel:
         """
         return self.generator.transcribe(audio, language, prompt, SamplingConfig.read(sampling_config, fields))
 
-    def session(self) -> Session:
-        """Returns an empty sequence: append tokens, read logits, remove tokens, fork it."""
-        return Session(self.generator.driver)
+    def decide(
+        self,
+        state: Any,
+        questions: dict[str, Any],
+        decision_config: DecisionConfig | str | Path | None = None,
+        adapter: Choice = None,
+    ) -> dict[str, dict[str, Any]]:
+        """Answers questions about a state, each with the probability of every allowed answer. Nothing is generated: the
+        logits of the answers' labels are read after one forward pass. The state is computed once for all questions
+        (docs/decisions.md).
 
-    def load_session(self, path: str | Path) -> Session:
+        `state`: a text, or a dict or list, which the model reads as JSON.
+        `questions`: name -> `{"type", "instructions", "criteria"}`. The type "noul" asks whether something is true. It
+        may have criteria for "true" and "false". "choice" asks for one option of `{option: description or None}`, and
+        "score" for one level of a list of descriptions, the lowest first.
+        `decision_config`: settings, or the path of a decision.json; None for those of the checkpoint.
+
+        Returns name -> `{"type": "noul", "noul": probability}`, `{"type": "choice", "choice", "confidence",
+        "probabilities"}` or `{"type": "score", "score", "legend", "confidence", "probabilities"}`.
+
+        Raises ValueError for invalid questions, more options than labels, and labels that are not different single
+        tokens. Also for a model without a chat template, and for prompts that are too long."""
+        return self.generator.decide(state, questions, decision_config, adapter)
+
+    def load_adapter(self, path: str | Path, name: str | None = None) -> LoadedAdapter:
+        """Loads a LoRA adapter next to the model, while generations go on: a directory that PEFT has saved, or a GGUF
+        file. Calls name it in `adapter=`; all others use the base model, with the bits it has without adapters
+        (docs/adapters.md). Without `name`, the last part of the path is its name.
+
+        Raises ValueError for a name that is taken, damaged or unknown contents, and values that are not finite. The
+        same for modules and shapes that the model does not have, and beyond `max_adapters` and `max_lora_rank`. Raises
+        NotImplementedError for what is not implemented, such as DoRA; FileNotFoundError and PermissionError."""
+        return self.generator.adapters.load(path, name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Unloads an adapter. Calls that use it go on, and its memory is freed when the last of them ends. The name is
+        free at once. Raises ValueError for an unknown name."""
+        self.generator.adapters.unload(name)
+
+    @property
+    def adapters(self) -> list[LoadedAdapter]:
+        """The loaded adapters, in the order in which they were loaded."""
+        return self.generator.adapters.loaded
+
+    def session(self, adapter: Choice = None) -> Session:
+        """Returns an empty sequence: append tokens, read logits, remove tokens, fork it. `adapter` as in
+        `generate`."""
+        return self.generator.session(adapter)
+
+    def load_session(self, path: str | Path, adapter: Choice = None) -> Session:
         """Returns the session that `Session.save` wrote to a file, with its tokens and what the cache held of them.
         Later logits have the same bits as if its tokens had been computed here. Other requests that begin with the same
         tokens reuse them, too (docs/cache.md).
 
         Raises FileNotFoundError if there is no file. Raises ValueError, which names the file and the reason, for a file
         that is damaged or truncated. Also for one of another checkpoint, dtype, cache dtype, cache type, quantisation,
-        backend, instruction set or version of pace, and for more tokens than `max_seq_len`."""
-        return Session.load(self.generator.driver, path)[0]
+        backend, instruction set or version of pace. The same for other adapters, and more tokens than
+        `max_seq_len`."""
+        return self.generator.load_session(path, adapter)
 
     def score(self, texts_or_ids: Any) -> list[Tensor]:
         """Returns fp32 `[T - 1]` for each sequence of T tokens (inputs as in `generate`). Entry i is the
@@ -263,6 +330,37 @@ class LLMModel:
 
         Raises ValueError for a start below 1, and the errors of `score`."""
         return score_from(self.generator.driver, self._scored(texts_or_ids), starts)
+
+    # -- vectors and scores of texts -----------------------------------------------------------------------------------
+
+    def embed(
+        self,
+        texts: str | list[str],
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        normalise: bool | None = None,
+        truncate: bool = True,
+    ) -> Tensor:
+        """Returns vectors of texts, float32 `[N, D]`, as `EmbeddingModel.embed`: the row of the last token, unless the
+        checkpoint says otherwise. They run in the same steps as generations."""
+        return self.embedding_model.embed(texts, prompt, dimensions, normalise, truncate)
+
+    def rank(
+        self, query: str, documents: list[str], truncate: bool = False, instruction: str | None = None
+    ) -> list[tuple[int, float]]:
+        """Returns (index of the document, score), best first, as `EmbeddingModel.rank`. For Qwen3 models; the query is
+        computed once for all documents. Raises ValueError for other models."""
+        return self.embedding_model.rank(query, documents, truncate, instruction)
+
+    @property
+    def embedding_model(self) -> EmbeddingModel:
+        """This model as an `EmbeddingModel`. The two share the engine; close this one. Raises the errors of settings of
+        sentence-transformers in the checkpoint."""
+        generator = self.generator
+        if self._embedding is None:
+            parts = causal_parts(generator.driver, self._model, self.tokenizer, self._checkpoint)
+            self._embedding = EmbeddingModel._of(self._name, parts)
+        return self._embedding
 
     def _scored(self, texts_or_ids: Any) -> list[list[int]]:
         generator = self.generator
@@ -342,7 +440,7 @@ class LLMModel:
         generator = self._generator
         if generator is not None:
             generator.driver.close()  # first: it may refuse
-        self._generator = self._model = None
+        self._generator = self._model = self._embedding = None
 
     def __repr__(self) -> str:
         if self._generator is None:

@@ -18,6 +18,7 @@ from pace.llm.engine.driver import EngineDriver
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.processors.prompts import PromptEncoder
 from pace.llm.sampling.sampler import mix
+from pace.llm.sequence import AdapterKey
 from pace.media.media import MediaSpan
 
 logger = logging.getLogger("pace")
@@ -52,6 +53,8 @@ class PreparedCall:
     """The caller's tensor of prompts, as in `Prompts`."""
     warnings: tuple[str, ...] = ()
     """Parts of a JSON schema that are not enforced."""
+    adapter: AdapterKey = ()
+    """Adapters that all of its prompts are computed with."""
 
     @property
     def row_prompts(self) -> list[PreparedPrompt]:

@@ -21,6 +21,9 @@ _ids = itertools.count()
 
 T = TypeVar("T")
 
+AdapterKey = tuple[tuple[str, float], ...]
+"""Adapters of a sequence: (digest of its contents, weight) of each, sorted, no digest twice. () for the base model."""
+
 
 class TokenSink(Protocol):
     """Receiver of a sequence's tokens. Called on the engine's thread during a step, so it must record the token, wake
@@ -118,6 +121,15 @@ class Strategy(Protocol):
     def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
         """Returns the token after `num_generated` others if `logits [V]` were the model's, after the processors; -1 if
         none is left. Draft models use it for strategies that take drafts."""
+        ...
+
+
+class RowStrategy(Strategy, Protocol):
+    """Takes rows of the final norm of a sequence with `takes_rows`, and picks no token."""
+
+    def take(self, rows: Tensor, span: Span) -> None:
+        """Takes `rows [n, W]` of the last n tokens of the span, which it must not keep. Rows may repeat after a dropped
+        cache, with equal content. It sets `finish_reason` of the sequence once it has all."""
         ...
 
 
@@ -228,12 +240,17 @@ class Sequence:
         them."""
         self.wanted_from: int | None = None
         """Position of the first token whose logits are needed; None for the last token at the time."""
+        self.takes_rows = False
+        """True if `strategy` is a `RowStrategy`, which gets rows of the final norm in place of logits."""
         self.priority = 0
         """Priority in the scheduler's order; higher runs earlier, negative runs later."""
         self.sort_key: tuple[int, int] | None = None
         """Sort key in the scheduler's order, smallest first; set by the scheduler. None while the sequence neither
         waits nor runs."""
 
+        self.adapter: AdapterKey = ()
+        """Adapters that its tokens are computed with, all of them loaded. Set it before the sequence is submitted; a
+        fork inherits it."""
         self.cache_salt: str | None = None
         """Sequences share cached blocks only if this is the same. Set it before the sequence is submitted; a fork
         inherits it."""
@@ -253,7 +270,9 @@ class Sequence:
         """"stop", "length", "cancelled", or "error" with `error` set."""
         self.error: BaseException | None = None
         self.prompt_sharers: list[Sequence] = []
-        """Sequences of the same prompt that wait to share its blocks."""
+        """Sequences with the same first tokens that wait to share their blocks."""
+        self.num_shared: int | None = None
+        """Number of first tokens that `prompt_sharers` have in common with it; None for the same prompt."""
         self.waits_for_prompt = False
         """True while this sequence is in another's `prompt_sharers`."""
         self.logprobs: list[TokenLogprob] = []
@@ -278,6 +297,12 @@ class Sequence:
     def rope_length(self) -> int:
         """Minimum length used by rope scaling: the prompt's length, or the recomputed length if that is greater."""
         return max(self.num_prompt_tokens, self.recomputed_length)
+
+    @property
+    def num_to_share(self) -> int:
+        """Number of first tokens whose blocks `prompt_sharers` get: of a prompt, all but the last, whose logits each of
+        them needs."""
+        return self.num_prompt_tokens - 1 if self.num_shared is None else self.num_shared
 
     @property
     def num_pending(self) -> int:
@@ -389,9 +414,15 @@ class Span:
         return self.start + self.num_tokens + len(self.drafts)
 
     @property
-    def num_rows(self) -> int:
-        """Number of rows of logits needed: those from `sequence.logits_from` on, without certain drafts."""
+    def num_wanted(self) -> int:
+        """Number of rows of logits, or of the final norm, that are needed: those from `sequence.logits_from` on,
+        without certain drafts."""
         return max(0, self.end - max(self.start, self.sequence.logits_from + self.num_certain))
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of logits needed."""
+        return 0 if self.sequence.takes_rows else self.num_wanted
 
 
 @dataclass(frozen=True, slots=True)

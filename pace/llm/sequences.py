@@ -29,7 +29,7 @@ def make_samples(call: PreparedCall, index: int, tokenizer: Any, driver: EngineD
         strategy = Sampling(processors.fork(), rules_of(config), seed, call.num_logprobs, config.unmasked_logprobs)
         sample = Sequence(prompt.tokens, strategy, stopping.fork(), prompt.max_length)
         sample.text_rules = prompt.constraints.text_rules
-        sample.media = prompt.media
+        sample.media, sample.adapter = prompt.media, call.adapter
         if prompt.constraints.mask is not None:
             sample.mask = SequenceMask(prompt.constraints.mask)
         if config.step_callback is not None:
@@ -64,7 +64,7 @@ def make_beam_search(call: PreparedCall, index: int, tokenizer: Any) -> BeamSear
     search = BeamSearch(prompt.tokens, prompt.max_length, config, stopping, make_strategy, prompt.seed, mask)
     for beam in search.rows:
         beam.text_rules = prompt.constraints.text_rules
-        beam.media = prompt.media
+        beam.media, beam.adapter = prompt.media, call.adapter
     return search
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pace.ops.blocks import BlockRows
+from pace.ops.pooling import POOLINGS
 from pace.ops.weight_layout import QuantizedRows, WeightLayout, layout_of_rows
 
 if TYPE_CHECKING:
@@ -48,6 +49,13 @@ def check_head_weights(tensor: Tensor, heads: int, head_dim: int) -> int:
     if tensor.dtype != torch.float32 or tensor.shape != (heads, head_dim) or not tensor.is_contiguous():
         raise ValueError(f"weight must be contiguous float32 [{heads}, {head_dim}]; got {describe(tensor)}")
     return tensor.data_ptr()
+
+
+def check_pooling(name: str) -> str:
+    """Returns the name of a pooling. Raises ValueError for an unknown one."""
+    if name not in POOLINGS:
+        raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}; got {name!r}")
+    return name
 
 
 def check_order(order: Tensor, k: int, layout: torch.dtype | WeightLayout | None) -> None:

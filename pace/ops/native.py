@@ -4,10 +4,11 @@ Activations are float32. Weights are `PackedWeight` in float32, bfloat16, float1
 shapes and dtypes, then makes one call, which releases the GIL and uses the threads of the pool.
 """
 
+from pace.ops.kernels.adapters import add_adapters_, pack_matrices
 from pace.ops.kernels.attention import attention, rotary_, store_kv
-from pace.ops.kernels.elementwise import concatenate, gate_, given_rows, place_rows_, scale_, softcap_
+from pace.ops.kernels.elementwise import concatenate, gate_, given_rows, place_rows_, pool, scale_, softcap_
 from pace.ops.kernels.experts import ExpertStack, empty_stack, experts, heads_linear, route, stack_nbytes
-from pace.ops.kernels.linear import activation, embedding, linear, linear_glu
+from pace.ops.kernels.linear import activation, embedding, glu, linear, linear_glu
 from pace.ops.kernels.norm import gated_norm, head_layer_norm_, head_rms_norm_, layer_norm, rms_norm
 from pace.ops.kernels.quantize import quantize
 from pace.ops.kernels.sampling import (
@@ -23,6 +24,7 @@ __all__ = [
     "ExpertStack",
     "PackedWeight",
     "activation",
+    "add_adapters_",
     "apply_mask_",
     "argmax",
     "attention",
@@ -35,15 +37,18 @@ __all__ = [
     "gate_",
     "gated_norm",
     "given_rows",
+    "glu",
     "head_layer_norm_",
     "head_rms_norm_",
     "heads_linear",
     "layer_norm",
     "linear",
     "linear_glu",
+    "pack_matrices",
     "pack_quantized_",
     "pack_rows_",
     "place_rows_",
+    "pool",
     "quantize",
     "recurrence",
     "rms_norm",

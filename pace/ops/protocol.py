@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from pace.ops.adapters import AdapterTable
 from pace.ops.blocks import BlockRows
 from pace.ops.draws import Drawn, Draws
 from pace.ops.experts import Activation, ClampedSwiglu, Router
@@ -98,6 +99,9 @@ class AttentionOptions:
     """float32 `[Hq]` (ALiBi): position p adds `slope * (j - p)` to its score of position j. Not with a softcap."""
     bf16_bias: bool = False
     """With slopes, positions add `scale * bf16(slope * bf16(j))` instead, where `bf16` rounds (Falcon)."""
+    biases: Tensor | None = None
+    """float32 `[Hq, 2 R + 1]`, R >= 0: position p adds `biases[h, R + d]` to its score of position j, where d is
+    `j - p` limited to `-R .. R` (T5's relative positions). Not with a softcap or with slopes."""
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
@@ -108,6 +112,8 @@ class AttentionOptions:
             raise ValueError(f"softcap must be positive (None is off); got {self.softcap}")
         if self.softcap is not None and self.slopes is not None:
             raise ValueError(f"scores with slopes have no softcap; got {self.softcap}")
+        if self.biases is not None and (self.softcap is not None or self.slopes is not None):
+            raise ValueError("scores with biases have no softcap and no slopes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,6 +189,16 @@ class ForwardOps(Protocol):
     def concatenate(self, a: Tensor, b: Tensor) -> Tensor:
         """Returns `[T, A + B]`: the columns of `a [T, A]`, then those of `b [T, B]`. Both may have any row stride."""
 
+    def pool(self, x: Tensor, starts: Tensor, pooling: str) -> Tensor:
+        """Returns `[S, K]`: one row for each text s, made of rows `starts[s] .. starts[s + 1]` of `x [T, K]`, for int32
+        `starts [S + 1]` that ascend from 0 to T.
+
+        `pooling` is one of `POOLINGS`. "cls" is the first of the n rows of a text, "lasttoken" the last. "max" is the
+        largest value of each column. "mean_sqrt_len_tokens" is the sum divided by `sqrt(n)`. "weightedmean" is the mean
+        with weights 1 to n. Sums are float32, in order. x may have any row stride.
+
+        Raises ValueError for an unknown pooling and (`native`) for a text without rows."""
+
     def linear(
         self,
         x: Tensor,
@@ -197,8 +213,8 @@ class ForwardOps(Protocol):
         A layout with `token_inputs` rounds x: factor[t] = 1 / max(max|x[t]|, 1e-5) * 127, code = round(x * factor).
         Then x W' is the exact sum over k of level[n, k] * code[t, k], times (scale[n] * (1 / factor[t])).
 
-        x may have any row stride; the residual must be contiguous. The weight must be without `glu`. Raises ValueError
-        (`native`) for an unknown activation."""
+        A weight with `glu` gives its gate and up, side by side. x may have any row stride; the residual must be
+        contiguous. Raises ValueError (`native`) for an unknown activation."""
 
     def linear_glu(self, x: Tensor, weight: Weight, activation: str, bias: Tensor | None = None) -> Tensor:
         """Returns `[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)`. The rows of the weight (and of `bias [N]`) are
@@ -208,7 +224,20 @@ class ForwardOps(Protocol):
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
         """Applies an activation to every element of x: silu, gelu, gelu_new, gelu_tanh, gelu_fast, quick_gelu, relu,
-        relu2, a Clamp or a Xielu. gelu_new, gelu_tanh and gelu_fast are the same function."""
+        relu2, tanh, a Clamp or a Xielu. gelu_new, gelu_tanh and gelu_fast are the same function."""
+
+    def glu(self, x: Tensor, activation: str) -> Tensor:
+        """Returns `[T, K]`: `activation(gate) * up` for rows `[gate | up]` of `x [T, 2 K]`. With `linear` before it, it
+        gives the bits of `linear_glu`. x may have any row stride."""
+
+    def add_adapters_(self, y: Tensor, x: Tensor, adapters: AdapterTable, routing: Tensor) -> None:
+        """Adds LoRA adapters to a product `y [T, N]` of `x [T, K]`, in the order of each row's routing.
+
+        `routing [T, 2 k]` has the slots of up to k adapters of each row, -1 for none, then their weights. With weight
+        w, part p of the columns becomes `y + (w * scale) * (B_p t_p + bias_p)`, where `t = A x`. A slot that is empty
+        adds nothing, and a row without adapters keeps its bits. x and y may have any row stride.
+
+        Raises ValueError (`native`) for adapters of a product of another shape."""
 
     def scale_(self, x: Tensor, factor: float) -> None:
         """Multiplies `x [T, K]` by a finite number, rounded to float32; x may have any row stride."""
@@ -374,6 +403,10 @@ class WeightOps(Protocol):
 
     def empty_stack(self, count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> Stack:
         """Returns a stack of `count` weights of zeros, each to be filled like one of `empty_weight`."""
+
+    def pack_matrices(self, matrices: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Weight]:
+        """Returns weights of a float dtype with the elements of matrices `[n, k]` of any float dtype. They share one
+        block of memory, which is freed with the last of them."""
 
     def pack_rows_(self, weight: Weight, source: Tensor, row: int) -> None:
         """Writes logical rows `row .. row + rows` of `weight` from `source [rows, K]` of any float dtype, rounding like

@@ -8,6 +8,7 @@ first, so that only the stored weights are rounded.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,20 +16,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pace.ops import checks, reference_experts, weight_layout
+from pace.ops import checks, weight_layout
+from pace.ops.adapters import AdapterTable, twin
 from pace.ops.blocks import BlockRows
 from pace.ops.experts import Activation, Clamp, ClampedSwiglu
 from pace.ops.file_table import FileTable
 from pace.ops.protocol import AttentionOptions, ExpertOptions
 from pace.ops.quantizer import Quantizer
-from pace.ops.reference_experts import route  # noqa: F401
-from pace.ops.reference_sampling import (  # noqa: F401
+from pace.ops.reference_parts import experts as reference_experts
+from pace.ops.reference_parts.experts import route  # noqa: F401
+from pace.ops.reference_parts.sampling import (  # noqa: F401
     apply_mask_,
     argmax,
     sample,
     token_logprobs,
 )
-from pace.ops.reference_states import causal_conv, gate_, gated_norm, recurrence  # noqa: F401
+from pace.ops.reference_parts.states import causal_conv, gate_, gated_norm, recurrence  # noqa: F401
 from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout
 
 if TYPE_CHECKING:
@@ -43,7 +46,22 @@ ACTIVATIONS = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": functional.relu,
     "relu2": lambda x: functional.relu(x).square(),
+    "tanh": torch.tanh,
 }
+
+POOLED = {
+    "cls": lambda rows: rows[0],
+    "max": lambda rows: rows.amax(0),
+    "mean": lambda rows: rows.sum(0) / len(rows),
+    "mean_sqrt_len_tokens": lambda rows: rows.sum(0) / math.sqrt(len(rows)),
+    "weightedmean": lambda rows: _counts(rows) @ rows / _counts(rows).sum(),
+    "lasttoken": lambda rows: rows[-1],
+}
+"""Pooling -> the row of a text, from its rows `[n, K]`."""
+
+
+def _counts(rows: Tensor) -> Tensor:
+    return torch.arange(1, len(rows) + 1, dtype=rows.dtype)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -107,6 +125,10 @@ def _takes_tokens(layout: torch.dtype | WeightLayout) -> bool:
     return isinstance(layout, WeightLayout) and layout.token_inputs
 
 
+def pack_matrices(matrices: Sequence[Tensor], dtype: torch.dtype) -> list[DenseWeight]:
+    return [DenseWeight(matrix.to(dtype)) for matrix in matrices]
+
+
 def pack_rows_(weight: DenseWeight, source: Tensor, row: int) -> None:
     dtype = checks.check_float_rows(weight, source, row)
     weight.matrix[row : row + source.shape[0]].copy_(source.to(dtype))
@@ -151,6 +173,14 @@ def concatenate(a: Tensor, b: Tensor) -> Tensor:
     return torch.cat([a, b.to(a.dtype)], 1)
 
 
+def pool(x: Tensor, starts: Tensor, pooling: str) -> Tensor:
+    of_rows, edges = POOLED[checks.check_pooling(pooling)], starts.tolist()
+    out = x.new_empty(len(edges) - 1, x.shape[1])
+    for text, (start, end) in enumerate(zip(edges, edges[1:])):
+        out[text] = of_rows(x[start:end])
+    return out
+
+
 def linear(
     x: Tensor,
     weight: DenseWeight,
@@ -191,6 +221,14 @@ def linear_glu(x: Tensor, weight: DenseWeight, activation: str | ClampedSwiglu, 
 
 def activation(x: Tensor, activation: Activation) -> Tensor:
     return _activate(x, activation)
+
+
+def glu(x: Tensor, activation: str) -> Tensor:
+    return _gated(*x.chunk(2, dim=-1), activation)
+
+
+def add_adapters_(y: Tensor, x: Tensor, adapters: AdapterTable, routing: Tensor) -> None:
+    twin.add_adapters(linear, y, x, adapters, routing)
 
 
 def scale_(x: Tensor, factor: float) -> None:
@@ -282,6 +320,10 @@ def attention(
                 scores += options.scale * (slopes * key_position.bfloat16()).bfloat16().to(q.dtype)
             else:
                 scores += slopes * (key_position - query_position)
+        if options.biases is not None:
+            radius = options.biases.shape[1] // 2
+            distances = (key_position - query_position).clamp(-radius, radius)
+            scores += options.biases.to(q.dtype)[:, radius + distances]
         hidden = key_position > (query_position if spans.newest is None else spans.newest[begin:end, None])
         if window is not None:
             oldest = query_position // window * window if options.chunked else query_position - window + 1

@@ -33,15 +33,22 @@ class Waiting:
 class Admission:
     """Lets requests into the engine in order, with only enough rows to keep it busy. Used only on the event loop."""
 
-    def __init__(self, limits: Limits, max_sequences: int, rejected: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        max_sequences: int,
+        rejected: Callable[[str], object],
+        requests_of_key: Counter[str] | None = None,
+    ) -> None:
         """`max_sequences` run at once; the same number waits in the engine, the others here. `rejected` is called for
-        each refused request with the reason: "queue", "key" or "wait"."""
+        each refused request with the reason: "queue", "key" or "wait". `requests_of_key` counts those of other models,
+        too."""
         self._max_rows = 2 * max_sequences
         self._max_requests = (4 * max_sequences if limits.max_queue is None else limits.max_queue) + max_sequences
         self._max_wait = limits.max_wait
         self._max_per_key = limits.max_per_key
         self._num_requests = 0
-        self._per_key: Counter[str] = Counter()
+        self._per_key = Counter() if requests_of_key is None else requests_of_key
         self._num_rows = 0
         self._max_sequences = max_sequences
         self._seconds_per_row: float | None = None

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pace.llm.processors.transcription import check_transcribes
+from pace.server.adapters.request import AdapterRequest
 from pace.server.answers import Answer, Piece
 from pace.server.body import LARGE, read_json
+from pace.server.decisions.request import DecisionRequest
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
+from pace.server.models.hosted import HostedModel
+from pace.server.models.pool import ModelPool
 from pace.server.network import http
 from pace.server.network.access_log import Access
 from pace.server.network.refusals import is_anthropic
@@ -51,13 +55,15 @@ class Endpoint:
     content_types: ClassVar[tuple[str, ...]] = ("application/json",)
     """Types of its answers, for the OpenAPI document."""
     body_type: ClassVar[str] = "application/json"
+    task: ClassVar[str | None] = None
+    """The task of the models that it needs; None for any."""
 
     @property
     def is_anthropic(self) -> bool:
         """True if errors have Anthropic's form."""
         return is_anthropic(self.paths[0])
 
-    def check(self, service: Service) -> None:
+    def check(self, pool: ModelPool) -> None:
         """Raises ApiError if no request can be answered now, before any work is done for it."""
 
     async def answer(
@@ -67,50 +73,59 @@ class Endpoint:
         raise NotImplementedError
 
     async def __call__(self, scope: http.Scope, receive: http.Receive, send: http.Send) -> None:
-        service: Service = scope["app"].state.service
+        pool: ModelPool = scope["app"].state.pool
         has_begun = False
 
         async def tracked(message: dict[str, Any]) -> None:
             nonlocal has_begun
             if not has_begun:
-                service.metrics.answered(self.paths[0], message["status"])
+                pool.metrics.answered(self.paths[0], message["status"])
             has_begun = True
             await send(message)
 
         try:
-            with service.large_bodies.one() as check:
-                body = await http.read_body(scope, receive, service.max_body_bytes, check, self.body_type)
+            with pool.shared.large_bodies.one() as check:
+                body = await http.read_body(scope, receive, pool.max_body_bytes, check, self.body_type)
                 async with http.cancelled_when_gone(receive):
-                    self.check(service)
-                    read = functools.partial(self._read, service, body, scope)
-                    request, headers = await service.work(read) if len(body) > LARGE else read()
+                    self.check(pool)
+                    read = functools.partial(self._read, pool, body, scope)
+                    request, headers = await pool.shared.work(read) if len(body) > LARGE else read()
                     num_bytes = len(body)
                     del body, read
-                    await service.fetch_images(request, lambda fetched: check(num_bytes + fetched))
-                    await self.answer(service, request, headers, scope, tracked)
+                    self._check_task(pool.find(request.model))
+                    async with pool.use(request.model) as service:
+                        if num_bytes > service.max_body_bytes:
+                            raise ApiError(413, f"the body may have at most {service.max_body_bytes} bytes")
+                        await service.fetch_images(request, lambda fetched: check(num_bytes + fetched))
+                        await self.answer(service, request, headers, scope, tracked)
         except http.ClientGone:
-            service.metrics.client_gone()
+            pool.metrics.client_gone()
         except Exception as error:
             if has_begun:  # the status line is sent: only closing the connection can report it
                 raise
             await http.send_error(tracked, as_api_error(scope, error), self.is_anthropic)
 
-    def _value(self, service: Service, body: bytes, scope: http.Scope) -> Any:
+    def _check_task(self, model: HostedModel) -> None:
+        """Raises ApiError if the model is for another task."""
+        if self.task not in (None, model.task):
+            message = f"the model {model.names[0]!r} has no {self.paths[0]}: it {model.does}"
+            raise ApiError(400, message, param="model", code="unsupported_endpoint")
+
+    def _value(self, limits: Limits, body: bytes, scope: http.Scope) -> Any:
         """Returns the value of the body. Raises ApiError."""
-        max_bytes = service.limits.body_bytes
+        max_bytes = limits.body_bytes
         if len(body) > max_bytes and sum(map(body.count, (b",", b"[", b"{"))) > max_bytes // 2:
             # More values than a body of that size has: they take memory, which the text of an image does not.
             raise ApiError(413, f"the body may have at most {max_bytes} bytes besides images and sound")
-        return read_json(body, service.limits.json_depth)
+        return read_json(body, limits.json_depth)
 
-    def _read(self, service: Service, body: bytes, scope: http.Scope) -> tuple[Any, dict[str, str]]:
+    def _read(self, pool: ModelPool, body: bytes, scope: http.Scope) -> tuple[Any, dict[str, str]]:
         """Returns the request, and headers that name its unknown fields."""
-        options = service.options
-        value = self._value(service, body, scope)
-        model = value.get("model", options.model_names[0]) if isinstance(value, dict) else None
+        value = self._value(pool.limits, body, scope)
+        model = value.get("model", pool.names[0]) if isinstance(value, dict) else None
         Access.of(scope).model = model if isinstance(model, str) else None
         request, unknown = parse(self.schema, value)
-        if unknown and options.strict:
+        if unknown and pool.options.strict:
             raise ApiError(400, f"unknown field {unknown[0][:60]}", param=unknown[0][:60])
         return request, {"x-pace-ignored": ", ".join(map(_printable, unknown[:20]))} if unknown else {}
 
@@ -131,20 +146,68 @@ class TokenizerEndpoint(Endpoint):
 
 
 @dataclass(frozen=True)
-class PrefixEndpoint(Endpoint):
-    """Endpoint that computes the beginning of prompts, and keeps it."""
+class AdapterEndpoint(Endpoint):
+    """Endpoint that loads an adapter."""
 
-    def check(self, service: Service) -> None:
-        service.check_room()
+    task = "generate"
+
+    def _value(self, limits: Limits, body: bytes, scope: http.Scope) -> Any:
+        value = super()._value(limits, body, scope)
+        if isinstance(value, list):  # llama.cpp's form
+            message = "the scale of an adapter is not set for everybody; send it with each request, as lora"
+            raise ApiError(400, message, code="unsupported_parameter")
+        return value
 
     async def answer(
         self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send
     ) -> None:
         service.check_model(request.model)
+        service.check_ready()
+        request.check(service.limits)
+        if request.name in scope["app"].state.pool.names:
+            message = f"the name {request.name!r} is taken by a model or an adapter"
+            raise ApiError(409, message, param="name", code="name_taken")
+        value = await service.work(service.adapters.load, request.name, request.path)
+        await http.send_json(send, value, headers=headers)
+
+
+@dataclass(frozen=True)
+class PrefixEndpoint(Endpoint):
+    """Endpoint that computes the beginning of prompts, and keeps it."""
+
+    task = "generate"
+
+    def check(self, pool: ModelPool) -> None:
+        pool.check_room()
+
+    async def answer(
+        self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send
+    ) -> None:
+        if service.check_model(request.model) in service.adapters.names:
+            raise ApiError(400, "prefixes are kept for the model without adapters", param="model")
         request.check(service.limits)
         client = scope.get("pace") or {}
         value = await service.keep_prefix(request, client.get("salt"), client.get("key"))
         await http.send_json(send, value, headers=headers)
+
+
+@dataclass(frozen=True)
+class DecisionEndpoint(Endpoint):
+    """Endpoint that answers questions about a state with probabilities."""
+
+    task = "generate"
+
+    def check(self, pool: ModelPool) -> None:
+        pool.check_room()
+
+    async def answer(
+        self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send
+    ) -> None:
+        model = service.check_model(request.model)
+        client = scope.get("pace") or {}
+        adapter = service.adapters.choice(model, None)
+        value = await service.decide(request, client.get("salt"), client.get("key"), adapter)
+        await http.send_json(send, {"model": model, **value}, headers=headers)
 
 
 @dataclass(frozen=True)
@@ -154,9 +217,10 @@ class GenerationEndpoint(Endpoint):
     form: Callable[[Any, Envelope, Any], WireForm]
     id_prefix: str
     content_types = ("application/json", "text/event-stream")
+    task = "generate"
 
-    def check(self, service: Service) -> None:
-        service.check_room()
+    def check(self, pool: ModelPool) -> None:
+        pool.check_room()
 
     @asynccontextmanager
     async def generate(
@@ -167,7 +231,7 @@ class GenerationEndpoint(Endpoint):
         model = service.check_model(request.model)
         read = functools.partial(request.to_job, service.limits, service.loaded.defaults)
         job = await service.work(read) if service.takes_media else read()  # decoding base64 takes time
-        async with service.answer(job, salt, key) as answer:
+        async with service.answer(job, salt, key, service.adapters.choice(model, job.lora)) as answer:
             envelope = Envelope.new(self.id_prefix, model, service.fingerprint)
             yield self.form(request, envelope, service.loaded.tokenizer), answer
 
@@ -199,7 +263,7 @@ class TranscriptionEndpoint(GenerationEndpoint):
     content_types = ("application/json", "text/plain", "text/event-stream")
     body_type = "multipart/form-data"
 
-    def _value(self, service: Service, body: bytes, scope: http.Scope) -> Any:
+    def _value(self, limits: Limits, body: bytes, scope: http.Scope) -> Any:
         return read_form(body, http.header(scope, b"content-type")).values("file")
 
     async def answer(
@@ -258,6 +322,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     TranscriptionEndpoint(
         ("/v1/audio/transcriptions", "/audio/transcriptions"), TranscriptionRequest, TranscriptionForm, "trsc-"
     ),
+    DecisionEndpoint(("/v1/systemone", "/systemone"), DecisionRequest),
+    AdapterEndpoint(("/lora-adapters", "/v1/lora-adapters"), AdapterRequest),
     PrefixEndpoint(("/prefixes", "/v1/prefixes"), PrefixRequest),
     TokenizerEndpoint(("/tokenize", "/v1/tokenize"), TokenizeRequest, tokens.tokenize),
     TokenizerEndpoint(("/detokenize", "/v1/detokenize"), DetokenizeRequest, tokens.detokenize),

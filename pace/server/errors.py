@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 TYPES = {
@@ -11,6 +12,7 @@ TYPES = {
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
+    409: "conflict_error",
     413: "request_too_large",
     415: "invalid_request_error",
     429: "rate_limit_error",
@@ -86,3 +88,9 @@ def invalid(param: str, problem: str) -> ApiError:
 def unsupported(param: str, why: str) -> ApiError:
     """Returns the error for a known field that is not supported."""
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
+
+
+def not_served(name: str, names: Iterable[str]) -> ApiError:
+    """Returns the error for a model that is none of `names`."""
+    message = f"the model {name!r} is not served here; available: {', '.join(names)}"
+    return ApiError(404, message, param="model", code="model_not_found")

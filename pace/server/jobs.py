@@ -87,6 +87,8 @@ class GenerationJob:
     priority: int = 0
     """Higher is earlier, as in the engine."""
     cache_salt: str | None = None
+    lora: tuple[tuple[int, float], ...] | None = None
+    """Numbers of adapters and their weights, as in llama.cpp; None if the request names none this way."""
     bad_words: list[str] = field(default_factory=list)
     """Texts that must not be generated, at the start of a word or elsewhere."""
     tokens_named: dict[str, list[int]] = field(default_factory=dict)

@@ -42,7 +42,7 @@ class Limits:
     max_queue: int | None = None
     """Requests waiting for a place; None for four times the sequences that run at once."""
     max_wait: float = 60.0
-    """Maximum estimated waiting time of a request, in seconds."""
+    """Maximum estimated waiting time of a request, in seconds; also how long it waits for its model to be loaded."""
     max_per_key: int | None = None
     """Requests of one key at once; None for no limit."""
     json_depth: int = 128
@@ -52,6 +52,10 @@ class Limits:
     template_kwargs: int = 16
     prompts: int = 1024
     """Prompts of one request, times its `n`."""
+    inputs: int = 2048
+    """Texts of one request for vectors, scores or labels."""
+    input_tokens: int = 300_000
+    """Tokens of all texts of such a request together."""
     n: int = 128
     """Continuations of a prompt; also limits `best_of`."""
     stop_strings: int = 64
@@ -59,6 +63,8 @@ class Limits:
     top_logprobs: int = 20
     token_lists: int = 1024
     """Entries of `logit_bias`, `bad_words`, `stop_token_ids` and `allowed_token_ids`."""
+    adapters: int = 16
+    """Adapters of one request."""
     tools: int = 128
     """Tools of a request; their schemas together have the limits of a grammar."""
     grammar_bytes: int = 256 << 10

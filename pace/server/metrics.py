@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -12,6 +12,7 @@ from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
 from pace.server.admission import Admission
+from pace.server.models.merged import Families, merged
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -30,18 +31,56 @@ class Watched(Protocol):
     admission: Admission | None
 
 
-class Metrics:
-    """Counters of one service. Called only on the event loop."""
+class _Page:
+    """Metrics of one registry, whose names have a prefix."""
 
-    def __init__(self, prefix: str, service: Watched) -> None:
-        self._service = service
-        self._registry = CollectorRegistry()
+    def __init__(self, prefix: str) -> None:
+        self.registry = CollectorRegistry()
         self._prefix = prefix
-        self._gauges()
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"{self._prefix}:{name}", what, labels, registry=self.registry)
+
+    def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"{self._prefix}:{name}", what, buckets=buckets, registry=self.registry)
+
+
+class ServerMetrics(_Page):
+    """Counters of a server. Called only on the event loop."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(prefix)
         self._http = self._counter("http_requests", "Requests answered", "route", "status")
-        self._success = self._counter("request_success", "Choices that ended, by reason", "finished_reason")
         self._rejected = self._counter("rejected", "Requests turned away for lack of room, by reason", "why")
         self._gone = self._counter("client_gone", "Clients that left before their answer was complete")
+
+    def answered(self, route: str, status: int) -> None:
+        """Counts the status of an answer."""
+        self._http.labels(route, str(status)).inc()
+
+    def client_gone(self) -> None:
+        self._gone.inc()
+
+    def rejected(self, why: str) -> None:
+        self._rejected.labels(why).inc()
+
+    def render(self, models: Mapping[str, CollectorRegistry]) -> bytes:
+        """Returns the page, in Prometheus's text format, with the registries of the models by name. If there are
+        several, their metrics have the label `model_name`, as in vLLM."""
+        if len(models) == 1:
+            return b"".join(map(generate_latest, (self.registry, *models.values())))
+        families = merged("model_name", {name: registry.collect() for name, registry in models.items()})
+        return generate_latest(self.registry) + generate_latest(Families(families))
+
+
+class Metrics(_Page):
+    """Counters of one model. Called only on the event loop."""
+
+    def __init__(self, prefix: str, service: Watched) -> None:
+        super().__init__(prefix)
+        self._service = service
+        self._gauges()
+        self._success = self._counter("request_success", "Choices that ended, by reason", "finished_reason")
         self._prompt = self._counter("prompt_tokens", "Tokens of prompts")
         self._generated = self._counter("generation_tokens", "Tokens generated")
         self._queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache")
@@ -58,16 +97,6 @@ class Metrics:
         self._prompt_sizes = self._histogram("request_prompt_tokens", "Tokens of a prompt", SIZES)
         self._sizes = self._histogram("request_generation_tokens", "Tokens generated for a choice", SIZES)
 
-    def answered(self, route: str, status: int) -> None:
-        """Counts the status of an answer."""
-        self._http.labels(route, str(status)).inc()
-
-    def client_gone(self) -> None:
-        self._gone.inc()
-
-    def rejected(self, why: str) -> None:
-        self._rejected.labels(why).inc()
-
     def ended(self, samples: Iterable[list[Sequence]]) -> None:
         """Counts the sequences of an answer, after they have left the engine or were cancelled."""
         for group in samples:
@@ -77,10 +106,6 @@ class Metrics:
             self._hits.inc(group[0].stats.num_reused)
             for sequence in group:
                 self._count(sequence)
-
-    def render(self) -> bytes:
-        """Returns the page, in Prometheus's text format."""
-        return generate_latest(self._registry)
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -118,7 +143,7 @@ class Metrics:
                 except (RuntimeError, ValueError):  # it has ended
                     return others()
 
-            Gauge(f"{self._prefix}:{name}", what, registry=self._registry).set_function(value)
+            Gauge(f"{self._prefix}:{name}", what, registry=self.registry).set_function(value)
 
         gauge("num_requests_running", "Sequences in the steps", lambda engine: len(engine.scheduler.running))
         gauge(
@@ -132,9 +157,3 @@ class Metrics:
             lambda engine: len(engine.scheduler.waiting),
             lambda: service.admission.num_waiting if service.admission else 0,
         )
-
-    def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(f"{self._prefix}:{name}", what, labels, registry=self._registry)
-
-    def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"{self._prefix}:{name}", what, buckets=buckets, registry=self._registry)

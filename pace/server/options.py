@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 import ssl
-from dataclasses import dataclass, field
+from argparse import Namespace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import quote
 
 from pace import env
 from pace.naming import shown
@@ -14,9 +17,28 @@ from pace.server.limits import Limits
 
 KEYS_VARIABLE = "PACE_API_KEY"
 MEDIA = ("image", "audio")
+TASKS = ("generate", "embed")
+OF_A_MODEL = ("task", "dimensions", "media", "max_image_tokens")
+"""Fields of ServeOptions that each of several models may have for itself."""
 HOST = r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)"
 """A name, or an address; one of IPv6 in brackets."""
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One of several models of a server."""
+
+    names: tuple[str, ...]
+    """Names in requests; the first is its id."""
+    model: str
+    """The model, as in `LoadOptions`."""
+    arguments: Namespace = field(default_factory=Namespace, compare=False)
+    """The command line's options for loading, with the model's own."""
+    idle_unload: float | None = None
+    """Its own value of `ServeOptions.idle_unload`."""
+    load_on_startup: bool = True
+    """False to load the model with its first request."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +56,13 @@ class ServeOptions:
     """Port to listen at; 0 for any free one."""
     uds: str | Path | None = None
     """Path of a unix socket to listen at instead. Only this user may connect to it."""
+    models: tuple[ModelEntry, ...] = ()
+    """All models, if there are several, or one with a name. `model` is the first one's."""
     served_model_names: tuple[str, ...] = ()
     """Names of the model in requests; the first is its id. Default: the last part of its path, or its Hub id."""
+    idle_unload: float | None = None
+    """Seconds without a request after which a model's weights are freed; the next request loads it again. Default:
+    models stay loaded."""
     any_model_name: bool = False
     """Accepts any model name in requests, and answers with this model."""
     keys: tuple[str, ...] = field(default=(), repr=False)
@@ -55,11 +82,20 @@ class ServeOptions:
     media_hosts: tuple[str, ...] = ()
     """Hosts whose images requests may name by URL, as HOST or HOST:PORT: without a port, that of http and https. The
     server fetches them. By default, it fetches nothing."""
+    task: str | None = None
+    """What the model is for: generate, or embed for vectors, ranks, scores and labels of texts. Default: embed for an
+    encoder, generate for other models."""
+    dimensions: int | None = None
+    """Dimensions of the vectors of a request that names none. Default: all that the model has."""
     max_image_tokens: int = 1280
     """Maximum number of tokens of an image. One with more pixels is made smaller."""
     prefix_dir: str | Path | None = None
     """Folder of kept prefixes: beginnings of prompts that are computed once, also for later runs. Default: none are
     kept."""
+    lora: tuple[tuple[str, str | Path], ...] = ()
+    """LoRA adapters, as NAME=PATH: requests name one as their model."""
+    lora_dir: str | Path | None = None
+    """Folder from which clients may load adapters, with POST /lora-adapters. Default: they may load none."""
     allow_priority: bool = False
     """Lets requests ask to be served before others."""
     strict: bool = False
@@ -72,10 +108,13 @@ class ServeOptions:
     def __post_init__(self) -> None:
         self._check_address()
         self._check_names()
+        self._check_models()
         _check_keys(self.keys)
         self._check_tls()
         self._check_browsers()
         self._check_media()
+        self._check_task()
+        self._check_lora()
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.metrics_prefix):
             raise ValueError(f"metrics_prefix must be letters, digits and _; got {shown(self.metrics_prefix)}")
 
@@ -84,7 +123,24 @@ class ServeOptions:
     @property
     def model_names(self) -> tuple[str, ...]:
         """Names of the model in requests; the first is its id."""
-        return self.served_model_names or (_name_of(self.model),)
+        if self.models:
+            return self.models[0].names
+        return self.served_model_names or (name_of(self.model),)
+
+    @property
+    def entries(self) -> tuple[ModelEntry, ...]:
+        """The models; without `models`, the only one."""
+        return self.models or (ModelEntry(self.model_names, str(self.model), idle_unload=self.idle_unload),)
+
+    def of(self, entry: ModelEntry) -> ServeOptions:
+        """Returns the options of one model alone. Each of several has its own folder of prefixes."""
+        options = replace(self, model=entry.model, models=(), served_model_names=entry.names)
+        if len(self.entries) == 1:
+            return options
+        own = {name: getattr(entry.arguments, name, getattr(self, name)) for name in OF_A_MODEL}
+        own["lora"] = tuple(getattr(entry.arguments, "lora", ()))
+        folder = self.prefix_dir and Path(self.prefix_dir, f"model-{quote(entry.names[0], safe='')}")
+        return replace(options, **own, media_hosts=(), prefix_dir=folder)
 
     @property
     def is_local(self) -> bool:
@@ -139,11 +195,27 @@ class ServeOptions:
 
     def _check_names(self) -> None:
         max_characters = self.limits.name_characters
-        for name in self.served_model_names:
+        for name in (*self.served_model_names, *(name for entry in self.models for name in entry.names)):
             if not 0 < len(name) <= max_characters or not name.isprintable() or name != name.strip():
-                raise ValueError(
-                    f"served_model_names: {shown(name)} must be 1 to {max_characters} printable characters"
-                )
+                what = "models" if self.models else "served_model_names"
+                raise ValueError(f"{what}: {shown(name)} must be 1 to {max_characters} printable characters")
+
+    def _check_models(self) -> None:
+        if self.models and self.served_model_names:
+            raise ValueError("served_model_names is for one model; give each of several its name with NAME=MODEL")
+        names = [name for entry in self.models for name in entry.names]
+        names += [name for entry in self.models for name, _ in getattr(entry.arguments, "lora", ())]
+        if len(self.models) > 1 and self.lora:
+            raise ValueError("lora is for one model; give the adapters of each of several in its table of --models")
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"models: two of them have the name {shown(twice)}; give each a name of its own")
+        for seconds in (self.idle_unload, *(entry.idle_unload for entry in self.models)):
+            if seconds is None:
+                continue
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+                raise TypeError(f"idle_unload must be a number of seconds; got {shown(seconds)}")
+            if not 0 < seconds < math.inf:
+                raise ValueError(f"idle_unload must be a number of seconds above 0; got {seconds!r}")
 
     def _check_media(self) -> None:
         unknown = [kind for kind in self.media or () if kind not in MEDIA]
@@ -161,6 +233,28 @@ class ServeOptions:
             raise TypeError(f"max_image_tokens must be a whole number; got {shown(self.max_image_tokens)}")
         if self.max_image_tokens < 1:
             raise ValueError(f"max_image_tokens must be at least 1; got {self.max_image_tokens}")
+
+    def _check_task(self) -> None:
+        if self.task not in (None, *TASKS):
+            raise ValueError(f"task must be {' or '.join(TASKS)}; got {shown(self.task)}")
+        if self.dimensions is None:
+            return
+        if isinstance(self.dimensions, bool) or not isinstance(self.dimensions, int):
+            raise TypeError(f"dimensions must be a whole number; got {shown(self.dimensions)}")
+        if self.dimensions < 1:
+            raise ValueError(f"dimensions must be at least 1; got {self.dimensions}")
+        if self.task == "generate":
+            raise ValueError("dimensions needs task=embed: a model that generates text makes no vectors")
+
+    def _check_lora(self) -> None:
+        names = [*self.model_names, *(name for name, _ in self.lora)]
+        for name, _ in self.lora:
+            if not 0 < len(name) <= self.limits.name_characters or not name.isprintable() or name != name.strip():
+                raise ValueError(f"lora: {shown(name)} must be 1 to {self.limits.name_characters} printable characters")
+            if names.count(name) > 1:
+                raise ValueError(f"lora: two models or adapters have the name {shown(name)}; give each one of its own")
+        if self.lora_dir is not None and not Path(self.lora_dir).expanduser().is_dir():
+            raise ValueError(f"lora_dir: {self.lora_dir} is not a folder")
 
     def _check_tls(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
@@ -228,7 +322,8 @@ def _is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def _name_of(model: str | Path) -> str:
+def name_of(model: str | Path) -> str:
+    """Returns the default name of a model: the last part of its path, or its Hub id."""
     path = Path(model)
     if not path.exists():
         return str(model)

@@ -111,7 +111,7 @@ class PromptReader:
         tools, choice = self._tools(prompt)
         names = ("content", "reasoning_content")
         contents = [message.get(name) for message in prompt.messages for name in names]
-        self._check_bytes(sum(len(text.encode()) for each in contents for text in texts_of(each)), prompt.param)
+        self.check_bytes(sum(len(text.encode()) for each in contents for text in texts_of(each)), prompt.param)
         self._check_media(contents)
         try:
             return plan_turn(
@@ -199,7 +199,7 @@ class PromptReader:
         return self._encode(text, (), add_special_tokens, param).tokens
 
     def _encode(self, text: str, media: Sequence[MediaPart], add_special_tokens: bool, param: str) -> Prompt:
-        self._check_bytes(len(text.encode()), param)
+        self.check_bytes(len(text.encode()), param)
         tokenizer = self.tokenizer
         try:
             prompt = self.encoder.encode(text, media, tokenizer, add_special_tokens)
@@ -222,7 +222,7 @@ class PromptReader:
 
     def _gaps(self, prompts: TextPrompts, infill: Infill) -> list[Prompt]:
         """Returns prompts with a gap between each and the suffix."""
-        self._check_bytes(len(prompts.suffix.encode()), "suffix")
+        self.check_bytes(len(prompts.suffix.encode()), "suffix")
         return [
             Prompt(infill.prompt(self.tokenizer, item, prompts.suffix, prompts.add_special_tokens))
             for item in self._checked(prompts)
@@ -241,7 +241,7 @@ class PromptReader:
         is_text = isinstance(prompts.items[0], str)
         for item in prompts.items:
             if is_text and isinstance(item, str):
-                self._check_bytes(len(item.encode()), "prompt")
+                self.check_bytes(len(item.encode()), "prompt")
             elif not is_text and isinstance(item, list) and item and all(map(_is_token, item)):
                 self._check_tokens(item, "prompt")
                 self._check_no_placeholders(item)
@@ -266,7 +266,8 @@ class PromptReader:
                 400, f"{param}: token ids must be from 0 to {self._vocab_size - 1}, got {max(tokens)}", param=param
             )
 
-    def _check_bytes(self, num_bytes: int, param: str) -> None:
+    def check_bytes(self, num_bytes: int, param: str) -> None:
+        """Raises ApiError for a text that is too long to be tokenised."""
         if num_bytes > self._max_bytes:
             raise ApiError(
                 400,

@@ -3,53 +3,71 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from pace.llm.chat.turn import Turn
+from pace.llm.clients.adapters import Choice
+from pace.llm.clients.decisions import LabelLogits
 from pace.llm.configs import SamplingConfig
+from pace.llm.decisions.decide import answers_of, places_of
+from pace.llm.engine.driver import StepDriver
+from pace.llm.engine.turns import NO_TURNS
 from pace.llm.generator import Generator
 from pace.llm.loading import load
 from pace.llm.loading.options import LoadOptions
 from pace.llm.processors.prompts import NOUNS, Prompt, PromptEncoder
-from pace.llm.sequence import Sequence
+from pace.llm.sequence import AdapterKey, Sequence
+from pace.server.adapters.served import ServedAdapters
 from pace.server.admission import Admission
 from pace.server.answers import Answer
-from pace.server.errors import LOADING, ApiError, NotWell, invalid
+from pace.server.decisions.request import DecisionRequest
+from pace.server.errors import LOADING, ApiError, invalid, not_served
 from pace.server.fingerprint import fingerprint
 from pace.server.jobs import GenerationJob, PreparedJob
 from pace.server.metrics import Metrics
-from pace.server.network.fetch import Fetcher
-from pace.server.network.http import LargeBodies
+from pace.server.models.shared import WORKERS, Shared
 from pace.server.network.remote import RemoteImage, remote_images
 from pace.server.options import ServeOptions
 from pace.server.prefixes.request import PrefixRequest
 from pace.server.prefixes.store import OFF, Prefixes, whole_blocks
 from pace.server.prompts import PromptReader
-from pace.server.workers import GrammarWorkers, MediaWorkers
+from pace.server.wire.props import properties
+from pace.server.workers import GrammarWorkers
 
 logger = logging.getLogger("pace")
 
 STALL_SECONDS = 60.0
 """A step that takes longer counts as stuck: the machine sleeps, or something hangs."""
-WORKERS = 2
-"""Threads that render templates and tokenise."""
+WHY_NOT = {
+    "loading": LOADING,
+    "reloading": LOADING,
+    "draining": "the server is shutting down",
+    "unloaded": "the model is not loaded; the next request for it loads it",
+}
+"""Status of a model -> why it cannot answer."""
 
 
 class Service:
-    """Loads a model, and answers jobs with it until it is drained.
+    """Loads a model, and answers jobs with it until it is unloaded or drained. A `HostedModel` of a pool.
 
-    `load` and `close` may be called on any thread, everything else on the event loop.
+    `load`, `unload` and `close` may be called on any thread, everything else on the event loop.
     """
 
-    def __init__(self, options: ServeOptions, load: LoadOptions) -> None:
+    task = "generate"
+    does = "generates text; start the server with --task embed to get vectors and scores"
+
+    def __init__(self, options: ServeOptions, load: LoadOptions, shared: Shared | None = None) -> None:
+        """`shared` has the workers of a pool; by default, the model has its own."""
         self.options = options
         self.load_options = load
         self.limits = options.limits
@@ -58,26 +76,31 @@ class Service:
         self.generator: Generator | None = None
         self.reader: PromptReader | None = None
         self.admission: Admission | None = None
+        self.max_length: int | None = None
+        """Maximum number of tokens of prompt and answer together; None until the model was loaded once."""
+        self.takes_media = False
         self.fingerprint = ""
         self.metrics = Metrics(options.metrics_prefix, self)
-        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="pace-prompts")
+        self.shared = shared or Shared(options)
         self._grammar_workers = GrammarWorkers(self.limits)
-        self._media_workers = MediaWorkers(self.limits)
-        self.large_bodies = LargeBodies(self.limits.body_bytes, self.limits.large_body_bytes, self.metrics.rejected)
-        self._fetcher: Fetcher | None = None
-        if options.media_hosts:
-            self._fetcher = Fetcher(options.media_hosts, self.limits.media_bytes, self.limits.media_body_bytes)
+        self.adapters = ServedAdapters(options)
         self.prefixes: Prefixes | None = None
         """The kept prefixes; None if none are kept."""
         self._answers: set[Answer] = set()
+        self._turns: AbstractContextManager[None] = NO_TURNS
 
     # -- life cycle ----------------------------------------------------------------------------------------------------
 
+    def use_turns(self, turns: AbstractContextManager[None]) -> None:
+        """Steps the engine only in its turns, from the next `load` on."""
+        self._turns = turns
+
     def load(self) -> None:
-        """Loads the model. Raises what `load.open_model` raises."""
+        """Loads the model, also again after `unload`. Raises what `load.open_model` raises."""
         try:
             loaded = load.open_model(self.load_options)
-            self.use(Generator(loaded.engine, loaded.tokenizer, loaded.defaults, encoder=loaded.encoder))
+            parts = loaded.engine, loaded.tokenizer, loaded.defaults
+            self.use(Generator(*parts, encoder=loaded.encoder, checkpoint=loaded.checkpoint))
         except BaseException:
             self.status = "failed"
             raise
@@ -85,20 +108,29 @@ class Service:
     def use(self, generator: Generator) -> None:
         """Serves a loaded model."""
         engine, kinds = generator.engine, self.options.media
+        generator.driver.turns = self._turns
         missing = set(kinds or ()) - set(generator.encoder.processors)
         if missing:
             raise ValueError(f"media={','.join(kinds)}: this model takes no {NOUNS[missing.pop()]}")
-        if self._fetcher is not None and "image" not in generator.encoder.processors:
+        if self.options.media_hosts and "image" not in generator.encoder.processors:
             raise ValueError(f"media_hosts={','.join(self.options.media_hosts)}: this model takes no images")
         encoder = PromptEncoder(generator.encoder.all, generator.tokenizer, self.options.max_image_tokens, kinds)
         names = self.options.model_names
         lengths = engine.model.vocab_size, engine.max_length
         self.reader = PromptReader(generator.tokenizer, *lengths, self.limits, encoder, names[0])
-        self.admission = Admission(self.limits, engine.scheduler.max_sequences_per_step, self.metrics.rejected)
+        if self.admission is None:
+            most, shared = engine.scheduler.max_sequences_per_step, self.shared
+            self.admission = Admission(self.limits, most, shared.metrics.rejected, shared.requests_of_key)
         self.fingerprint = fingerprint(self.load_options)
-        if self.options.prefix_dir is not None:
+        if self.prefixes is not None:
+            self.prefixes.attach(generator.driver)
+        elif self.options.prefix_dir is not None:
             self.prefixes = Prefixes(Path(self.options.prefix_dir).expanduser(), generator.driver, self.limits)
+        self.max_length = self.reader.max_length
+        self.takes_media = bool(encoder.processors)
         self.generator = generator
+        _ = generator.decider.own_config  # a damaged one is found now, not by a client
+        self.adapters.attach(generator.adapters)
         self._warm_workers()
         generator.constraints.grammars.cache_bytes = self.limits.grammar_cache_bytes
         generator.constraints.grammars.start()
@@ -114,8 +146,19 @@ class Service:
             together.wait()
             self.reader.encode("a")
 
-        for future in [self._workers.submit(warm) for _ in range(WORKERS)]:
+        for future in [self.shared.workers.submit(warm) for _ in range(WORKERS)]:
             future.result()
+
+    def unload(self) -> None:
+        """Frees weights and caches. Kept prefixes stay in their files, and the metrics go on."""
+        generator, self.generator = self.generator, None
+        if generator is None:
+            return
+        if self.prefixes is not None:
+            self.prefixes.attach(None)
+        self.adapters.detach()
+        generator.driver.close()
+        self.reader = None
 
     async def drain(self, seconds: float) -> None:
         """Takes no more work, and waits for running requests; cancels them after `seconds`."""
@@ -131,11 +174,8 @@ class Service:
 
     def close(self) -> None:
         """Frees the model. Closing twice is harmless."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self.shared.close()
         self._grammar_workers.close()
-        self._media_workers.close()
-        if self._fetcher is not None:
-            self._fetcher.close()
         if self.prefixes is not None:
             self.prefixes.close()
         if self.generator is not None:
@@ -147,52 +187,43 @@ class Service:
         """Reason why nothing can be answered any more, or why a step is stuck; None if all is well."""
         if self.status == "failed":
             return "the model could not be loaded"
-        if self.generator is None:
-            return None
-        try:
-            _ = self.generator.engine
-        except (RuntimeError, ValueError) as error:
-            return str(error)
-        since = self.generator.driver.stepping_since
-        seconds = 0.0 if since is None else time.perf_counter() - since
-        return f"a step has taken {seconds:.0f} s so far" if seconds > STALL_SECONDS else None
-
-    def check_well(self) -> None:
-        """Raises NotWell before the model is loaded, and for `why_unwell`. A draining server is well."""
-        if self.status == "loading":
-            raise NotWell("loading", LOADING)
-        if (why := self.why_unwell) is not None:
-            raise NotWell("failed" if self.status == "failed" else "unwell", why)
+        return None if self.generator is None else why_unwell(self.generator.driver)
 
     # -- model information ---------------------------------------------------------------------------------------------
 
     @property
-    def max_length(self) -> int | None:
-        """Maximum number of tokens of prompt and answer together; None until the model is loaded."""
-        return None if self.reader is None else self.reader.max_length
+    def names(self) -> tuple[str, ...]:
+        """Names of the model in requests, the first is its id; then those of its adapters."""
+        return (*self.options.model_names, *self.adapters.names)
 
     @property
-    def takes_media(self) -> bool:
-        return self.reader is not None and bool(self.reader.encoder.processors)
+    def registry(self) -> CollectorRegistry:
+        """Metrics of the model."""
+        return self.metrics.registry
 
     @property
     def max_body_bytes(self) -> int:
-        """Maximum size of a request's body."""
-        return max(self.limits.body_bytes, self.limits.media_body_bytes if self.takes_media else 0)
+        """Maximum size of a request's body. Before the first load, the model may be one that takes images."""
+        may_take_media = self.options.media != () if self.max_length is None else self.takes_media
+        return max(self.limits.body_bytes, self.limits.media_body_bytes if may_take_media else 0)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Members of the model's entry in `/v1/models`; none until it was loaded once."""
+        return {} if self.max_length is None else {"max_model_len": self.max_length}
+
+    def properties(self) -> dict[str, Any]:
+        """Returns the answer of `/props`. Must run in a worker. Raises ApiError 503."""
+        return properties(self.loaded, self.names[0], self.reader, self.limits)
 
     def check_model(self, name: str | None) -> str:
         """Returns the model's name for the answer. Raises ApiError for a model that is not served."""
         if name is None:
-            return self.options.model_names[0]
+            return self.names[0]
         if len(name) > self.limits.name_characters:
             raise invalid("model", f"must have at most {self.limits.name_characters} characters")
-        if name not in self.options.model_names and not self.options.any_model_name:
-            raise ApiError(
-                404,
-                f"the model {name!r} is not served here; available: {', '.join(self.options.model_names)}",
-                param="model",
-                code="model_not_found",
-            )
+        if name not in self.names and not self.options.any_model_name:
+            raise not_served(name, self.names)
         return name
 
     def check_ready(self) -> None:
@@ -203,13 +234,17 @@ class Service:
     def loaded(self) -> Generator:
         """The generator. Raises ApiError 503 before the model is loaded, and during shutdown."""
         if self.status != "ready" or self.generator is None:
-            why = {"loading": LOADING, "draining": "the server is shutting down"}
-            raise ApiError(503, why.get(self.status, "the model could not be loaded"), headers={"retry-after": "5"})
+            raise self.not_ready()
         try:
             _ = self.generator.engine
         except (RuntimeError, ValueError) as error:  # it has ended
             raise ApiError(503, str(error), headers={"x-should-retry": "false"}) from None
         return self.generator
+
+    def not_ready(self) -> ApiError:
+        """Returns the error for a request before the model is loaded, or during shutdown."""
+        why = WHY_NOT.get(self.status, "the model could not be loaded")
+        return ApiError(503, why, headers={"retry-after": "5"})
 
     def check_room(self) -> None:
         """Raises ApiError 429 if the queue has no room for any request."""
@@ -219,8 +254,8 @@ class Service:
     async def fetch_images(self, request: Any, check: Callable[[int], None]) -> None:
         """Puts the images themselves in place of URLs of allowed hosts. `check` takes their size so far. Raises
         ApiError, and what `check` raises."""
-        fetcher = self._fetcher
-        if fetcher is None:
+        fetcher = self.shared.fetcher
+        if fetcher is None or "image" not in self.reader.encoder.processors:
             return
         found = [(image, address) for image in remote_images(request) if (address := fetcher.find(image.url))]
         if not found:
@@ -246,11 +281,27 @@ class Service:
             async with self.admission.rows(1, len(tokens), 0):
                 return await self.prefixes.save(request.name, tokens, salt, joined_salt(salt, request.cache_salt))
 
+    async def decide(
+        self, request: DecisionRequest, salt: str | None, key: str | None, adapter: Choice = None
+    ) -> dict[str, Any]:
+        """Returns the answers and the usage of a decision request. `salt` and `key` are the client's. Raises
+        ApiError."""
+        generator = self.loaded
+        with self.admission.request(key):
+            config, prompts = await self.work(request.read, generator.decider, self.reader)
+            num_tokens = sum(len(prompt.tokens) for prompt in prompts)
+            num_rows = min(generator.engine.scheduler.max_sequences_per_step, len(prompts))
+            async with self.admission.rows(num_rows, num_tokens, 0):
+                with self.adapters.using(adapter) as adapters:
+                    logits = await LabelLogits(generator.driver, places_of(prompts), salt, adapters).aresult()
+            usage = {"input_tokens": num_tokens, "output_tokens": 0}
+            return {"answers": answers_of(prompts, logits, config), "usage": usage}
+
     # -- work ----------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def answer(
-        self, job: GenerationJob, salt: str | None = None, key: str | None = None
+        self, job: GenerationJob, salt: str | None = None, key: str | None = None, adapter: Choice = None
     ) -> AsyncIterator[Answer]:
         """Yields the answer of a job, which ends with the block. `salt` and `key` are the client's. Raises ApiError."""
         if job.priority and not self.options.allow_priority:
@@ -266,14 +317,15 @@ class Service:
                     compiled = await self._grammar_workers.compile(
                         generator.constraints.grammars, config.grammar, param
                     )
-            if self.prefixes is not None:
+            if self.prefixes is not None and not adapter:
                 texts = [prompt.tokens for prompt in prompts if not prompt.places]
                 await self.prefixes.restore(texts, joined_salt(salt, job.cache_salt))
-            async with self._media_workers.prepared(prompts):
-                prepared = await self.work(self._prepare, generator, job, prompts, config, turn, salt)
-                del compiled, prompts  # kept until here, so that a grammar is not compiled again
-                async with self._running(generator, prepared) as answer:
-                    yield answer
+            async with self.shared.media_workers.prepared(prompts):
+                with self.adapters.using(adapter) as adapters:
+                    prepared = await self.work(self._prepare, generator, job, prompts, config, turn, salt, adapters)
+                    del compiled, prompts  # kept until here, so that a grammar is not compiled again
+                    async with self._running(generator, prepared) as answer:
+                        yield answer
 
     @asynccontextmanager
     async def _running(self, generator: Generator, prepared: PreparedJob) -> AsyncIterator[Answer]:
@@ -298,7 +350,7 @@ class Service:
 
     async def work(self, function: Any, *arguments: Any) -> Any:
         """Returns the result of `function`, run by a worker."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
+        return await self.shared.work(function, *arguments)
 
     def _read(self, generator: Generator, job: GenerationJob) -> tuple[list[Prompt], SamplingConfig, Turn | None]:
         """Returns each prompt, the sampling config, and the turn of a conversation. Runs in a worker.
@@ -326,10 +378,12 @@ class Service:
         config: SamplingConfig,
         turn: Turn | None,
         salt: str | None,
+        adapter: AdapterKey,
     ) -> PreparedJob:
         """Returns the job with its sequences. Runs in a worker. Raises ApiError."""
         with _errors_of(job):
             prepared = generator.prepare_for_generate(prompts, config, turn, job.skip_special_tokens)
+            prepared = dataclasses.replace(prepared, adapter=adapter)
         samples = [generator.sequences_of(prepared, index) for index in range(len(prompts))]
         for group in samples:
             for sequence in group:
@@ -345,6 +399,16 @@ class Service:
                 self.admission.measured(
                     group[0].num_prompt_tokens - times.num_reused, times.first_token - times.admitted
                 )
+
+
+def why_unwell(driver: StepDriver) -> str | None:
+    """Returns why a driver does no more work, or why its step is stuck; None if all is well."""
+    try:
+        _ = driver.engine
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    seconds = 0.0 if driver.stepping_since is None else time.perf_counter() - driver.stepping_since
+    return f"a step has taken {seconds:.0f} s so far" if seconds > STALL_SECONDS else None
 
 
 def _put_all(images: list[RemoteImage], files: list[bytes]) -> None:

@@ -164,9 +164,9 @@ class _Worker:
     def _run(self) -> None:
         while (work := self._queue.get()[2]) is not None:
             future, compiler, grammar = work
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(compiler.compile(grammar))
-            except BaseException as error:  # a panic in a Rust library is not an Exception
-                future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(compiler.compile(grammar))
+                except BaseException as error:  # a panic in a Rust library is not an Exception
+                    future.set_exception(error)
+            del work, future, compiler, grammar  # not kept until the next grammar: the model may be unloaded

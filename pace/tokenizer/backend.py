@@ -12,21 +12,21 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
 
 State = Mapping[str, Any]
-"""A tokenizer.json as Python objects. Its model is of type BPE, with `vocab` a dict and `merges` a list of pairs."""
+"""A tokenizer.json as Python objects. In a model of type BPE, `vocab` is a dict and `merges` a list of pairs."""
 
 
 def make_backend(state: State | str) -> Tokenizer:
     """Makes the tokenizer that a `State` or the text of a tokenizer.json describes. For a vocabulary of 262,000 tokens,
-    a `State` takes a third of the time of its JSON."""
+    a `State` of BPE takes a third of the time of its JSON."""
     if isinstance(state, str):
         return Tokenizer.from_str(state)
+    if state["model"]["type"] != "BPE":
+        return Tokenizer.from_str(json.dumps({"version": "1.0", "truncation": None, "padding": None, **state}))
     model = dict(state["model"])
     vocab, merges = model.pop("vocab"), model.pop("merges")
     small = {"version": "1.0", "truncation": None, "padding": None, **state, "added_tokens": []}
     backend = Tokenizer.from_str(json.dumps(small | {"model": model | {"vocab": {}, "merges": [], "unk_token": None}}))
-    kind = model.pop("type")
-    if kind != "BPE":
-        raise ValueError(f"tokenizers are made of BPE models; got {kind!r}")
+    del model["type"]
     options = {name: value for name, value in model.items() if value is not None}
     backend.model = BPE(vocab, list(map(tuple, merges)) if merges and type(merges[0]) is list else merges, **options)
     for special, tokens in groupby(state.get("added_tokens") or (), key=lambda token: token["special"]):

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import jinja2
-from jinja2 import TemplateError, ext, nodes, utils
+from jinja2 import TemplateError, ext, meta, nodes, utils
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -57,6 +57,19 @@ def render(
         **_plain(variables),
     )
     return text if final is None else _up_to_mark(text, final)
+
+
+def variables_of(template: str) -> frozenset[str]:
+    """Names of the variables that a template reads. Raises jinja2's TemplateError for a template that is no Jinja."""
+    return frozenset(meta.find_undeclared_variables(_compile(template).environment.parse(template)))
+
+
+def literals_of(template: str) -> str:
+    """The text that a template itself has: its raw text and its strings, with NUL between them."""
+    tree = _compile(template).environment.parse(template)
+    texts = {node.data for node in tree.find_all(nodes.TemplateData)}
+    texts |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    return "\0".join(texts)
 
 
 def _mark(messages: list[dict[str, Any]], template: str) -> str:

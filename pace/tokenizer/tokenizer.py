@@ -86,6 +86,7 @@ class Tokenizer:
         self.chat_template: str | dict[str, str] | None = _templates(settings.get("chat_template"))
         self.name_or_path = name_or_path
         self.padding_side = settings.get("padding_side", "right")
+        self.truncation_side = settings.get("truncation_side", "right")
         self.model_max_length = settings.get("model_max_length", settings.get("max_len")) or int(1e30)
         self.model_input_names = list(settings.get("model_input_names", ("input_ids", "attention_mask")))
         self.clean_up_tokenization_spaces = settings.get("clean_up_tokenization_spaces", False)
@@ -93,6 +94,8 @@ class Tokenizer:
         self.tokenizer_class = settings.get("tokenizer_class", "PreTrainedTokenizerFast")
         self.split_special_tokens = bool(settings.get("split_special_tokens", False))
         """True if names of special tokens in a text are ordinary text."""
+        self.chat_control_tokens: list[str] | None = settings.get("chat_control_tokens")
+        """Added tokens that only a chat template may write, in addition to special ones; None for those in its text."""
         self._use(backend)
         self._lock = RLock()
         """Held while transformers' tokenizer works. That tokenizer keeps a call's settings, such as padding, until the

@@ -16,7 +16,7 @@ from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
 from pace.ops import reference
 from pace.ops.protocol import ExpertOptions
-from pace.ops.reference_experts import sum_of_experts
+from pace.ops.reference_parts.experts import sum_of_experts
 from pace.ops.weight_layout import WeightLayout
 from tests.calibrate.inputs import quantize_checkpoint, tokens
 from tests.llm.models.variants import save_tiny

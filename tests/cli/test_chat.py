@@ -328,7 +328,7 @@ class Recorder:
     def __init__(self):
         self.given = []
 
-    def chat(self, messages, config, tools, stream):
+    def chat(self, messages, config, tools, stream, adapter=None):
         self.given.append([(message["role"], message["content"]) for message in messages])
         return Answer()
 

@@ -143,7 +143,8 @@ def test_every_command_takes_its_model_as_a_word_and_as_an_option(name, monkeypa
         [*words, "--model", "here"], [*words[:1], "-m", "here", *words[1:]], ["--model=here", "--", *words],
     ):  # fmt: skip
         assert main([name, *more, *argv]) == 0, argv
-        assert given[-1]["model"] == "here" and given[-1][last] == (words or ["here"])[-1], argv
+        models = given[-1].get("named_models") or [given[-1]["model"]]
+        assert models == ["here"] and (not words or given[-1][last] == words[-1]), argv
     if name not in ("plan", "bench", "quantize"):
         assert main([name, *more, *words]) == 0 and given[-1]["model"] == str(TINY)
     if words:

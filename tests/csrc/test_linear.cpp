@@ -135,6 +135,8 @@ double activate(const ActivationFunction& f, double x) {
             return x > 0 ? x : 0.0;
         case Activation::Relu2:
             return x > 0 ? x * x : 0.0;
+        case Activation::Tanh:
+            return std::tanh(x);
         case Activation::Clamp:
             return std::min(std::max(x, -double(f.limit)), double(f.limit));
         case Activation::Xielu:

@@ -18,6 +18,8 @@ from safetensors.torch import load, load_file, save
 
 from tests.checkpoints.quantized.models import KINDS as QUANTISED_KINDS
 from tests.checkpoints.quantized.models import OF_TOKENS, tensors_of
+from tests.llm.models.encoders.variants import VARIANTS as ENCODER_VARIANTS
+from tests.llm.models.encoders.variants import save_encoder
 from tests.llm.models.variants import save_tiny
 
 ARCHITECTURES = [
@@ -47,6 +49,7 @@ ROUTED = [
     ("granitemoehybrid", {}), ("nemotron_h", {"moe_latent_size": 24}), ("bamba", {}), ("falcon_h1", {}), ("mamba2", {}),
 ]  # fmt: skip
 """Mixtures of experts, latent attention, and layers with a state."""
+ENCODERS = ("bert-classifier", "roberta", "distilbert", "electra")
 KINDS = ("safetensors", "safetensors-sharded", "bin", "bin-sharded", "bin-legacy")
 SHARDED = ("safetensors-sharded", "bin-sharded")
 WEIGHTS = (".safetensors", ".bin")
@@ -95,8 +98,8 @@ def write(files: Files, folder: Path) -> None:
 
 
 def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Files]:
-    """`"architecture/kind"` -> files, for every architecture and layout kind; ROUTED only in shards. Llama and mixtures
-    are also quantised in every way. `part` selects some of these. transformers writes to `folder`."""
+    """`"architecture/kind"` -> files, for every architecture and layout kind; ROUTED and ENCODERS only in shards. Llama
+    and mixtures are also quantised in every way. `part` selects some of these. transformers writes to `folder`."""
     checkpoints = {}
     for model_type, fields in (ARCHITECTURES + ROUTED)[part]:
         save_tiny(folder / model_type, model_type, fields)
@@ -110,6 +113,12 @@ def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Fi
         }
         for kind in KINDS if (model_type, fields) in ARCHITECTURES else SHARDED:
             checkpoints[f"{model_type}/{kind}"] = common | weight_files(kind, state)
+    for name in ENCODERS[part]:
+        save_encoder(folder / name, ENCODER_VARIANTS[name])
+        state = load_file(folder / name / "model.safetensors")
+        common = {"config.json": (folder / name / "config.json").read_bytes(), **tokenizer_files()}
+        for kind in SHARDED:
+            checkpoints[f"{name}/{kind}"] = common | weight_files(kind, state)
     kinds = QUANTISED_KINDS | OF_TOKENS
     for kind, model_type in list(itertools.product(kinds, QUANTISED))[part]:
         config, state, _ = tensors_of(kind, model_type, tuple(QUANTISED[model_type].items()))

@@ -27,6 +27,9 @@ from tests.checkpoints.gguf.bytes_of_files import (
     whole,
 )
 from tests.checkpoints.gguf.dense import dense_files
+from tests.checkpoints.gguf.encoders import test_encoders
+from tests.checkpoints.gguf.encoders.encoder_files import add_vocabulary, charsmap, write_encoder
+from tests.checkpoints.gguf.encoders.test_encoder_vocabularies import unigram, word_pieces
 from tests.checkpoints.gguf.files import write_gguf
 from tests.checkpoints.gguf.gemma4.gemma4_files import write_gemma4
 from tests.checkpoints.gguf.hybrids import hybrid_files
@@ -95,6 +98,16 @@ HEALTHY = [
     ("ministral3", "F16", 0, {}),
     ("granite_swa", "F16", 0, {"num_hidden_layers": 2}),
 ]
+ENCODERS = [
+    # (name in transformers, its class, types of matrices, config fields)
+    ("Bert", "Model", "Q8_0", {"num_hidden_layers": 1}),
+    ("XLMRoberta", "ForSequenceClassification", "F16", {"num_hidden_layers": 1, "num_labels": 1}),
+    ("DistilBert", "Model", "F32", {"num_hidden_layers": 1}),
+    ("NomicBert", "Model", "Q5_1", {"num_hidden_layers": 1}),
+    ("ModernBert", "ForSequenceClassification", "F32", {"num_hidden_layers": 2, "num_labels": 1}),
+    ("JinaEmbeddingsV3", "Model", "F16", {"num_hidden_layers": 1}),
+    ("Gemma3Text", "Model", "Q8_0", {"num_hidden_layers": 2}),
+]
 DENSE = ("ministral3", "granite_swa")
 """The families with a writer of their own, `write_dense`."""
 
@@ -128,6 +141,13 @@ def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Fi
         else:
             write_gguf(hub, path, types if callable(types) else _where_it_fits(types), add, tensors_a_shard)
         checkpoints[name] = {path.name: path.read_bytes() for path in target.iterdir()}
+    for number, (family, kind, types, fields) in list(enumerate(ENCODERS))[part]:
+        hub, path = folder / "gguf" / family, folder / "gguf" / f"{family}.gguf"
+        test_encoders.saved(hub, family, kind, **fields)
+        vocabulary = unigram(charsmap({"e": "h"})) if number % 2 else word_pieces(True)
+        with_dense = 2 if family == "Gemma3Text" else 0
+        write_encoder(hub, path, types, lambda writer: add_vocabulary(writer, vocabulary), dense=with_dense)
+        checkpoints[f"gguf-encoder-{family}"] = {path.name: path.read_bytes()}
     return checkpoints
 
 
@@ -204,7 +224,8 @@ ADDED_KEYS = [
     "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear", "attention.key_length", "expert_count",
     "expert_used_count", "expert_gating_func", "expert_weights_norm", "expert_weights_scale", "expert_group_count",
     "leading_dense_block_count", "attention.kv_lora_rank", "attention.sliding_window", "attention.causal", "something",
-    "ssm.inner_size", "ssm.group_count", "full_attention_interval", "attention.recurrent_layers",
+    "ssm.inner_size", "ssm.group_count", "full_attention_interval", "attention.recurrent_layers", "pooling_type",
+    "classifier.output_labels", "classifier.pooling_type", "hidden_activation", "dense_2_feat_in",
 ]  # fmt: skip
 
 

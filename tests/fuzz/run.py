@@ -28,6 +28,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # OpenMP threads do not survive fork
@@ -35,13 +36,19 @@ os.environ["OMP_NUM_THREADS"] = "1"  # OpenMP threads do not survive fork
 import torch
 
 from pace.checkpoints.gguf.blocks import BLOCK_TYPES
-from pace.llm import LLMModel, SamplingConfig
+from pace.llm import EmbeddingModel, LLMModel, SamplingConfig
+from pace.llm.encoding.embedder import TextTokens
 from pace.llm.layers import Layer, Linear
 from pace.llm.layers.base import Vectors
+from pace.llm.loading.checkpoint import Checkpoint, read_config_json
+from pace.llm.loading.find import find_checkpoint
 from pace.llm.loading.load import load_model
+from pace.llm.loading.model import fill_model, make_encoder
 from pace.llm.loading.options import LoadOptions
-from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.encoders.encoder_list import find_encoder
+from pace.llm.models.model import Model
 from pace.memory import resident_bytes
+from pace.ops import native
 from pace.ops.blocks import BlockRows
 from pace.ops.weight_layout import CODES, GRIDS, SUPER_BLOCK, QuantizedRows, WeightLayout, parts_of
 from tests.fuzz.checkpoints import healthy_checkpoints, write
@@ -89,19 +96,46 @@ def run_case(seed: int, checkpoints: dict, folder: Path) -> tuple[str, str]:
 
 
 def generate(case: Path) -> str:
-    """Loads and generates. The loaded weights must not depend on the earlier contents of their memory."""
-    with LLMModel(case, dtype=torch.float32, num_threads=1, progress=False) as model:
-        inputs = [1, 2, 3] if model.tokenizer is None or len(model.tokenizer) > model.config.vocab_size else "hello"
-        model.generate(inputs, SamplingConfig(max_new_tokens=2, do_sample=False))
-    first, second = (poisoned_bits(case, poison) for poison in (0.0, 7.5))
+    """Loads, and generates or embeds. The loaded weights must not depend on the earlier contents of their memory."""
+    path = find_checkpoint(case)
+    if find_encoder(read_config_json(path)) is None:
+        generate_tokens(case)
+        load = lambda: load_model(LoadOptions(case, dtype=torch.float32, num_threads=1, progress=False))
+    else:
+        embed_text(case)
+        load = lambda: load_encoder(path)
+    first, second = (poisoned_bits(load, poison) for poison in (0.0, 7.5))
     if first != second:
         return "FAIL: weights were left as they were before loading"
     return "loaded"
 
 
-def poisoned_bits(case: Path, poison: float) -> list[bytes]:
+def generate_tokens(case: Path) -> None:
+    with LLMModel(case, dtype=torch.float32, num_threads=1, progress=False) as model:
+        inputs = [1, 2, 3] if model.tokenizer is None or len(model.tokenizer) > model.config.vocab_size else "hello"
+        model.generate(inputs, SamplingConfig(max_new_tokens=2, do_sample=False))
+
+
+def embed_text(case: Path) -> None:
+    with EmbeddingModel(case, dtype=torch.float32, num_threads=1, progress=False) as model:
+        texts = [TextTokens((1, 2, 3))]
+        if model.tokenizer is not None and len(model.tokenizer) <= model.embedder.vocab_size:
+            texts = model.tokenize("hello")
+        model.embed_tokens(texts)
+        if model.num_labels:
+            model.logits_of(texts)
+
+
+def load_encoder(path: Path) -> Model:
+    checkpoint = Checkpoint(path)
+    model = make_encoder(checkpoint, torch.float32, native, None)
+    fill_model(model, checkpoint, 1, False)
+    return model
+
+
+def poisoned_bits(load: Callable[[], Model], poison: float) -> list[bytes]:
     """The bits of all weights, loaded into memory that was filled with `poison`."""
-    allocate = BaseModelForCausalLM.allocate
+    allocate = Model.allocate
 
     def allocate_poisoned(model, ops, dtype):
         allocate(model, ops, dtype)
@@ -111,11 +145,11 @@ def poisoned_bits(case: Path, poison: float) -> list[bytes]:
             elif isinstance(layer, Linear):
                 poison_matrix(ops, layer.weight, poison)
 
-    BaseModelForCausalLM.allocate = allocate_poisoned
+    Model.allocate = allocate_poisoned
     try:
-        model = load_model(LoadOptions(case, dtype=torch.float32, num_threads=1, progress=False))
+        model = load()
     finally:
-        BaseModelForCausalLM.allocate = allocate
+        Model.allocate = allocate
     vectors = [layer.values for layer in all_layers(model) if isinstance(layer, Vectors) and layer.values is not None]
     matrices = [model.ops.unpack(layer.weight) for layer in all_layers(model) if isinstance(layer, Linear)]
     return [tensor.contiguous().numpy().tobytes() for tensor in vectors + matrices]

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
 from tests.fuzz import mutate, run
 from tests.fuzz.checkpoints import dump
 from tests.llm.models.variants import save_tiny
@@ -58,7 +60,7 @@ def test_the_same_seed_gives_the_same_case():
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "died with status"),
         (lambda: signal.pause(), "hung"),
         (lambda: 1 / 0, "ZeroDivisionError"),
-        (lambda: bytearray(run.MAX_GROWTH_BYTES + (64 << 20)).count(b"x"), "MB of memory"),
+        (lambda: bytearray(run.MAX_GROWTH_BYTES + (256 << 20)).count(b"x"), "MB of memory"),
         (lambda: Path("hacked").touch(), "ran code"),
         (lambda: (_ for _ in ()).throw(ValueError("something is wrong")), "names no file or field"),
     ],
@@ -81,6 +83,7 @@ def test_the_harness_notices_weights_that_are_not_filled(monkeypatch, tmp_path):
 
     fill = Linear._fill
     monkeypatch.setattr(Linear, "_fill", lambda self, source, tensor, row: fill(self, source[:-1], tensor, row))
-    assert run.poisoned_bits(tmp_path / "llama", 0.0) != run.poisoned_bits(tmp_path / "llama", 7.5)
+    load = lambda: load_model(LoadOptions(tmp_path / "llama", dtype=torch.float32, num_threads=1, progress=False))
+    assert run.poisoned_bits(load, 0.0) != run.poisoned_bits(load, 7.5)
     monkeypatch.undo()
-    assert run.poisoned_bits(tmp_path / "llama", 0.0) == run.poisoned_bits(tmp_path / "llama", 7.5)
+    assert run.poisoned_bits(load, 0.0) == run.poisoned_bits(load, 7.5)

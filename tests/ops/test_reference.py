@@ -11,7 +11,7 @@ import torch
 from pace.batch import KVBlocks, KVSpec, Positions, Spans
 from pace.ops import reference as ops
 from pace.ops.protocol import AttentionOptions
-from pace.ops.reference_sampling import top_k_top_p_
+from pace.ops.reference_parts.sampling import top_k_top_p_
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 EPS = torch.finfo(torch.float32).eps
@@ -126,6 +126,7 @@ DEFINITIONS = {
     "quick_gelu": lambda v: v / (1 + math.exp(-1.702 * v)),
     "relu": lambda v: max(v, 0.0),
     "relu2": lambda v: max(v, 0.0) ** 2,
+    "tanh": math.tanh,
 }
 
 

@@ -6,7 +6,12 @@ CLAIMS = {
     "README.md": {
         "The capital of Egypt": """
             assert "Cairo" in output.texts[0] and "5, 6, 7, 8" in output.texts[1]
-            assert all(len(row) <= 8 for row in output.generated_token_ids)""",
+            assert all(len(row) <= 8 for row in output.generated_token_ids)
+            assert len(vectors) == 2 and not (vectors[0] == vectors[1]).all()""",
+    },
+    "docs/embeddings.md": {
+        "model.embed(": """
+            assert vectors.shape == (2, model.dimensions)""",
     },
     "docs/guide.md": {
         "The capital of Egypt": """
@@ -116,6 +121,17 @@ CLAIMS = {
             assert "".join(e.text for e in events if isinstance(e, ArgumentsPiece)) == '{"city": "Rome"}'
             assert events[-1] == CallEnds(0)""",
     },
+    "docs/adapters.md": {
+        "load_adapter": """
+            assert poetic.texts != plain.texts and model.adapters == []
+            assert plain.texts == model.generate("Once upon a time", max_new_tokens=8).texts""",
+    },
+    "docs/decisions.md": {
+        "model.decide": """
+            assert abs(sum(answers["topic"]["probabilities"].values()) - 1) < 1e-6
+            assert answers["topic"]["choice"] in ("money", "delivery", "praise")
+            assert 0 <= answers["urgency"]["score"] <= 2 and len(answers["urgency"]["legend"]) == 3""",
+    },
     "docs/cache.md": {
         "load_session": """
             with model.session() as session:
@@ -130,6 +146,10 @@ CLAIMS = {
         "get_weather": """
             function = answer.choices[0].message.tool_calls[0].function
             assert (function.name, function.arguments) == ("get_weather", '{"city": "Rome"}')""",
+    },
+    "docs/embedding-server.md": {
+        "client.embeddings": """
+            assert len(answer.data) == 2 and answer.usage.prompt_tokens > 8""",
     },
     "docs/scaling.md": {
         "map_batches(": """

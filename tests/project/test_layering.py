@@ -21,17 +21,18 @@ LAYERS: list[list[str]] = [
     ["pace.grammar"],
     ["pace.llm.aliases", "pace.llm.configs", "pace.llm.defaults", "pace.llm.inputs", "pace.llm.limits"]
     + ["pace.llm.operators", "pace.llm.infill", "pace.llm.validators", "pace.llm.sequence"]
-    + ["pace.llm.speculation.configs", "pace.llm.chat"]
+    + ["pace.llm.speculation.configs", "pace.llm.decisions.config", "pace.llm.chat"]
     + ["pace.llm.processors.processor", "pace.llm.processors.prompts"],
     ["pace.llm.layers"],
-    ["pace.llm.models", "pace.llm.loading", "pace.llm.processors"],
+    ["pace.llm.models", "pace.llm.loading", "pace.llm.processors", "pace.llm.adapters"],
     ["pace.llm.runners"],
     ["pace.llm.cache", "pace.llm.text", "pace.llm.outputs"],
     ["pace.llm.constraints"],
     ["pace.llm.sampling"],
     ["pace.llm.engine", "pace.llm.speculation"],
-    ["pace.llm.clients"],
-    ["pace.llm", "pace.llm.generator", "pace.llm.llm", "pace.llm.preparation", "pace.llm.sequences"]
+    ["pace.llm.clients", "pace.llm.decisions"],
+    ["pace.llm", "pace.llm.embedding_model", "pace.llm.encoding", "pace.llm.generator", "pace.llm.llm"]
+    + ["pace.llm.preparation", "pace.llm.sequences"]
     + ["pace.llm.loading.load", "pace.llm.loading.options"],
     ["pace.bench", "pace.eval"],
     ["pace.calibrate"],
@@ -46,6 +47,7 @@ LISTS = [Path("pace/llm/models/families")]
 """Folders that are lists of like things, each found by its name."""
 HOMES = {
     "PIL": ["pace.media.images", "pace.media.patches"],
+    "langchain_core": ["pace.integrations.langchain"],
     "huggingface_hub": ["pace.llm.loading.download", "pace.llm.loading.hub"],
     "transformers": ["pace.tokenizer.loading"],
 }

@@ -44,6 +44,8 @@ LOGS = {"docs/benchmarks.md"}
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SERVED = "127.0.0.1:8000"
 """Address at which blocks expect `pace serve`."""
+SERVER_OPTIONS = {"docs/embedding-server.md": ("--task", "embed")}
+"""Page -> options of the server that its blocks expect."""
 MAKE = re.compile(r"make ([a-z-]+)")
 
 
@@ -113,7 +115,7 @@ def run_blocks(page, chosen, tmp_path, ready):
         program += [block, *claims]
     file = tmp_path / "page.py"  # a file, so that a traceback shows the line
     text = "\n".join(program)
-    with server() if SERVED in text else contextlib.nullcontext(SERVED) as address:
+    with server(*SERVER_OPTIONS.get(page, ())) if SERVED in text else contextlib.nullcontext(SERVED) as address:
         file.write_text(text.replace(SERVED, address), encoding="utf-8")
         result = run_here([tmp_path / "python", file], tmp_path, ready)
     assert result.returncode == 0, result.stderr
@@ -254,9 +256,11 @@ def anchors(text: str) -> set[str]:
 
 
 def test_every_model_has_a_row():
+    from pace.llm.models.encoders.encoder_list import ENCODER_LIST, OF_THE_HUB
     from pace.llm.models.model_list import MODEL_LIST
 
-    assert set(re.findall(r"^\| `(\w+)` \| [A-Z]", PAGES["docs/models.md"], re.MULTILINE)) == set(MODEL_LIST)
+    rows = re.findall(r"^\| `(\w+)` \| [A-Z]", PAGES["docs/models.md"], re.MULTILINE)
+    assert set(rows) == {*MODEL_LIST, *ENCODER_LIST, *OF_THE_HUB}
 
 
 def test_what_is_said_to_be_refused_is_refused():
@@ -277,9 +281,9 @@ def make(*arguments: str) -> subprocess.CompletedProcess:
 
 
 @contextlib.contextmanager
-def server() -> Iterator[str]:
-    """Address of a ready `pace serve` at a free port."""
-    command = [sys.executable, "-m", "pace", "serve", "--port", "0", "--served-model-name", "tiny"]
+def server(*options: str) -> Iterator[str]:
+    """Address of a ready `pace serve` with these options at a free port."""
+    command = [sys.executable, "-m", "pace", "serve", "--port", "0", "--served-model-name", "tiny", *options]
     process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
     try:
         line = next(line for line in process.stderr if "ready at http://" in line)

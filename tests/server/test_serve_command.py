@@ -61,15 +61,15 @@ def test_every_option_sets_its_field(tmp_path, monkeypatch):
 
 def test_every_field_has_an_option():
     names = {field.name for field in fields(ServeOptions)}
-    assert set(serve.SERVE_OPTIONS) == names - {"model", "keys", "limits"}
+    assert set(serve.SERVE_OPTIONS) == names - {"model", "models", "keys", "limits"}
     assert set(serve.LIMIT_OPTIONS) < set(Limits.names())
 
 
 def test_how_the_model_is_loaded():
     pytest.importorskip("starlette")
     arguments = parse("org/model", "--prompt-lookup", "--max-seq-len", "512", "--quantization", '{"format": "int4"}')
-    service, _ = serve.make_service(serve.serve_options(arguments), arguments)
-    load = service.load_options
+    pool, _ = serve.make_service(serve.serve_options(arguments), arguments)
+    load = pool.models[0].load_options
     assert (load.model_name_or_path, load.max_seq_len) == ("org/model", 512)
     assert isinstance(load.spec_config, PromptLookupConfig) and str(load.quantization_config.format.name) == "int4"
 

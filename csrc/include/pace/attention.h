@@ -77,6 +77,10 @@ struct AttentionOptions {
     // bf16_bias it adds scale * bf16(slope * bf16(j)), with products rounded to bf16.
     const float* slopes = nullptr;
     bool bf16_bias = false;
+    // [query_heads][2 * bias_radius + 1], or null. A score of position j for a row at p adds element bias_radius + d of
+    // its head. d is j - p, limited to -bias_radius .. bias_radius. Without softcap and slopes.
+    const float* biases = nullptr;
+    int64_t bias_radius = 0;
 
     // The first position that `position` sees.
     int64_t oldest(int64_t position) const {

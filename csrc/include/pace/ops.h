@@ -264,6 +264,7 @@ struct LinearOptions {
     const int32_t* order = nullptr;  // [k], or null: column j of a quantised weight multiplies x[order[j]]
     const float* bias = nullptr;     // [N], or null
     ActivationFunction activation = {};
+    bool apart = false;  // a glu weight gives [gate | up], each as a product of its own
 };
 
 // out [rows, N] = residual + act(norm(x) W' + bias); a glu weight gives out [rows, N / 2] = act(gate) * up.

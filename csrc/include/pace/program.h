@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "pace/adapter_ops.h"
 #include "pace/attention_ops.h"
 #include "pace/expert_ops.h"
 #include "pace/ops.h"
@@ -55,6 +56,12 @@ struct KeptRows {
     int64_t stride, rows, columns;
 };
 
+// The adapters of the rows of a step (pace/adapter_ops.h).
+struct AdapterRouting {
+    const float* data;  // [rows][2 per_row]
+    int64_t rows, per_row;
+};
+
 // The inputs of one step; the arrays are those of ForwardBatch in pace/batch.py.
 struct Step {
     const LayerCache* cache;   // for every layer
@@ -68,8 +75,10 @@ struct Step {
     float* logits;             // [R][vocabulary], written
     GivenRows given = {};
     KeptRows kept = {};
+    AdapterRouting routing = {};
     const StateSpans* states = nullptr;    // null for a model without states
     const float* const* inputs = nullptr;  // for every input of the program: a row for each token
+    const int64_t* types = nullptr;        // [T]; null for a model without token types
 };
 
 // [rows][columns] of fp32: one row for each token, or for each row of logits. Row r begins at r * columns of its
@@ -118,7 +127,7 @@ class Program {
     explicit Program(std::vector<int64_t> widths, const Program* neighbour = nullptr)
         : widths_(std::move(widths)), memory_(neighbour ? neighbour->memory_ : std::make_shared<Buffers>()) {}
 
-    enum class Ids { Tokens, Positions };
+    enum class Ids { Tokens, Positions, Types };
 
     // -- recording; weights and parameters must outlive the program
     void embedding(Value out, const void* weight, const int32_t* order, Ids ids, int64_t offset);
@@ -129,9 +138,13 @@ class Program {
     void place_rows(Columns x, int64_t first, bool add);
     void gather_rows(Value out, Columns x);
     void keep_rows(Columns x, int64_t first);           // x becomes columns from `first` on of the step's kept rows
+    void pool(Value out, Columns x, Pooling pooling);   // a row for each span, which has one logit row
     void concatenate(Value out, Columns a, Columns b);  // out = [a | b]
     void add(Value out, Columns a, Columns b);
     void activation(Value out, Columns x, const ActivationFunction& activation);
+    void glu(Value out, Columns x, const ActivationFunction& activation);  // x is [gate | up]
+    // Adds the products of the adapters that each row of the step is routed to. In place.
+    void add_adapters(Columns y, Columns x, const Norm& norm, const AdapterTable& adapters);
     void scale(Columns x, float factor);  // in place
     void softcap(Columns x, float cap);   // in place
     // norm(x), or with a residual, factor * (residual + norm(x)).

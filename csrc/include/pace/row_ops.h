@@ -89,6 +89,22 @@ struct AddOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
+// csrc/ops/elementwise.cpp. y [rows][k] = act(gate) * up, for rows [gate | up] of x. The bits are those of the glu form
+// of linear_epilogue, which multiplies the same floats.
+struct GluOp {
+    static constexpr int kPhases = 1;
+    ActivationFunction activation;
+    const float* x;  // [rows][2 k], x_stride floats between rows
+    int64_t x_stride, rows, k;
+    float* y;  // [rows][k]
+
+    void prepare(int threads);
+    int64_t chunks(int) const { return chunk_count; }
+    void run(int phase, int64_t chunk, int thread) const;
+
+    int64_t chunk_count, rows_per_chunk;
+};
+
 // csrc/ops/elementwise.cpp. x *= factor, in place. A chunk is a piece of a row: rows of logits are few and long.
 struct ScaleOp {
     static constexpr int kPhases = 1;
@@ -109,6 +125,28 @@ struct SoftcapOp {
     float cap;
 
     void prepare(int) {}
+    int64_t chunks(int) const;
+    void run(int phase, int64_t chunk, int thread) const;
+};
+
+// How the n rows of a text become one. Max is the largest value of each column, SqrtMean the sum divided by sqrt(n).
+// WeightedMean has weights 1 .. n.
+enum class Pooling { First, Max, Mean, SqrtMean, WeightedMean, Last };
+
+// csrc/ops/pool.cpp. Row s of y is made of rows [starts[s], starts[s + 1]) of x.
+//
+// NUMERICS  One fp32 total for each column, rows in order, so that a text's row never depends on others. A NaN in a
+//           column gives NaN.
+struct PoolOp {
+    static constexpr int kPhases = 1;
+    Pooling pooling;
+    const float* x;  // [rows][k], x_stride floats between rows
+    int64_t x_stride, rows, k;
+    const int32_t* starts;  // [count + 1], ascending
+    int64_t count;
+    float* y;  // [count][k]
+
+    void prepare(int threads);  // throws std::invalid_argument for an empty text, and for texts that are not all of x
     int64_t chunks(int) const;
     void run(int phase, int64_t chunk, int thread) const;
 };

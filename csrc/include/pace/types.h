@@ -26,6 +26,7 @@ constexpr size_t dtype_bytes(DType dtype) { return dtype == DType::F32 ? 4 : dty
 //   QuickGelu  x / (1 + exp(-1.702 x)).
 //   Relu       max(x, 0).
 //   Relu2      max(x, 0)^2.
+//   Tanh       tanh(x).
 //   Clamp      x, not below -limit and not above limit.
 //   Xielu      alpha_p x^2 + beta x if x > 0, else alpha_n (exp(min(x, eps)) - 1 - x) + beta x.
 //   ClampedSwiglu  glu only: g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up in [-limit, limit]
@@ -37,6 +38,7 @@ enum class Activation : uint32_t {
     QuickGelu,
     Relu,
     Relu2,
+    Tanh,
     Clamp,
     Xielu,
     ClampedSwiglu,

@@ -21,6 +21,7 @@ from pace.checkpoints.gguf.architectures.forms import AS_IT_IS, Form
 from pace.checkpoints.gguf.architectures.registry import ARCHITECTURES, find_architecture
 from pace.checkpoints.gguf.blocks import FILE_TYPES
 from pace.checkpoints.gguf.config import ROPE_FACTORS, read_config
+from pace.checkpoints.gguf.embedding import asks, dense_tensors, read_pooling
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
 from pace.checkpoints.gguf.mmproj import ARCHITECTURE as MMPROJ
 from pace.checkpoints.gguf.mmproj import PATCHES, Towers, read_towers
@@ -71,7 +72,13 @@ class GgufCheckpoint(OpenFiles):
         self.config = read_config(self.metadata, architecture, self._shapes(), self._factors())
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"} if architecture.permuted else {}
         self._heads = {part: self.config[field] for part, field in heads.items()}
-        unused = [name for name, source in self._sources.items() if source in ROPE_FACTORS or self._is_beyond(source)]
+        self.pooling = read_pooling(self.metadata)
+        """The pooling that the file states, by its name in sentence-transformers."""
+        self.asks = asks(self.config)
+        """True if pairs of texts are written into the prompt of Qwen3-Reranker, for a classifier of its answers."""
+        self.after_pooling = dense_tensors(self.metadata, self._sources.keys())
+        """Matrices `[out, in]` that apply to pooled rows, in order. They are not in `tensors`."""
+        unused = [name for name, source in self._sources.items() if self._is_unused(source)]
         self.tensors = {name: self._info(name) for name in self._sources if name not in unused}
 
     def add_towers(self, mmproj: Path) -> None:
@@ -94,13 +101,24 @@ class GgufCheckpoint(OpenFiles):
         number = self.metadata.get("general.file_type")
         return FILE_TYPES.get(number) if type(number) is int else None
 
+    def _is_unused(self, source: str) -> bool:
+        """True if a tensor is none of the model's."""
+        return source in ROPE_FACTORS or source in self.after_pooling or self._is_beyond(source)
+
+    def dense(self, name: str) -> Tensor:
+        """Returns a matrix of `after_pooling` in float32, in its own memory."""
+        if len(self._tensor(name).shape) != 2:
+            raise ValueError(f"{self._shown(name)} must be a matrix; its shape is {list(self._tensor(name).shape)}")
+        return self._floats(name).float().clone()
+
     def _is_beyond(self, source: str) -> bool:
         """True if a tensor belongs to an unused layer for multi-token prediction. These come after the layers of the
         model."""
         found = re.match(r"blk\.(\d+)\.", source)
-        num_further = self.metadata.integer(f"{self.metadata['general.architecture']}.nextn_predict_layers", 0)
+        if not found or not self.metadata.integer(f"{self.metadata['general.architecture']}.nextn_predict_layers", 0):
+            return False
         num_used = self.config["num_hidden_layers"] + ("nextn.eh_proj" in self._architecture.names.inner)
-        return bool(found and num_further and int(found[1]) >= num_used)
+        return int(found[1]) >= num_used
 
     def _tensor(self, name: str) -> GgufTensor:
         tensor = self._files[name].tensors[self._sources[name]]
@@ -142,12 +160,10 @@ class GgufCheckpoint(OpenFiles):
 
         Returns a read-only view of the file if possible. Raises KeyError for a name not in `tensors`."""
         tensor = self._tensor(name)
-        if len(tensor.shape) not in (2, 3):
+        if len(tensor.shape) not in (2, 3) or self._form(name).values:
             whole = self._floats(name)
             if heads := self._permuted_heads(name):
                 whole = whole[hub_order(range(whole.shape[0]), whole.shape[0] // heads)]
-            if values := self._form(name).values:
-                whole = values(whole.double())
             whole = whole.flatten(0, -2) if len(tensor.shape) > 3 else whole
             return whole[start:stop] if tensor.shape else whole
         raw = self._raw(name, range(tensor.num_rows)[start:stop])
@@ -168,7 +184,8 @@ class GgufCheckpoint(OpenFiles):
         """The whole tensor as floats."""
         file, source = self._files[name], self._sources[name]
         frames = [self._values(file, frame) for frame in (PATCHES if source == PATCHES[0] else [source])]
-        return frames[0].reshape(self._tensor(name).shape) if len(frames) == 1 else torch.stack(frames, 2)
+        whole, values = frames[0] if len(frames) == 1 else torch.stack(frames, 2), self._form(name).values
+        return (values(whole.double()) if values else whole).reshape(self._tensor(name).shape)
 
     def _values(self, file: GgufFile, source: str) -> Tensor:
         kind, shape = file.tensors[source].kind, file.tensors[source].shape

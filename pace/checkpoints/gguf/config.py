@@ -14,6 +14,7 @@ from pace.checkpoints.gguf.architectures.architecture import Architecture, Field
 from pace.checkpoints.gguf.architectures.changes import shortest
 from pace.checkpoints.gguf.architectures.gemma4 import share_of_pairs
 from pace.checkpoints.gguf.architectures.registry import ARCHITECTURES
+from pace.checkpoints.gguf.embedding import DENSE
 from pace.checkpoints.gguf.file import Metadata
 from pace.checkpoints.gguf.tokens import read_tokens
 
@@ -61,6 +62,8 @@ OTHER_KEYS = {
     *("attention.recurrent_layers", "full_attention_interval", "ssm.inner_size", "moe_latent_size"),
     "kda.gate_lower_bound",
     *("n_deepstack_layers", "vocab_size", "tensor_data_layout"),
+    *("pooling_type", "classifier.pooling_type", "classifier.output_labels", "hidden_activation"),
+    *(f"{dense}_feat_{end}" for dense in DENSE for end in ("in", "out")),
 }
 """Further keys that are read, or that change nothing."""
 KEYED_FIELDS = (CONFIG_KEYS, PER_LAYER_KEYS, *(architecture.keys for architecture in ARCHITECTURES))
@@ -96,8 +99,12 @@ def read_config(
         value = value.tolist() if isinstance(value, np.ndarray) else value
         if value is False or value:  # 0 means that the feature is absent
             fields[field] = shortest(value) if type(value) is float else value
-    epsilon = f"attention.layer_norm_{'' if architecture.layer_norms else 'rms_'}epsilon"
-    fields[architecture.layer_norms or "rms_norm_eps"] = shortest(keys.required(epsilon, keys.number(epsilon)))
+    epsilon, other = (f"attention.layer_norm_{kind}epsilon" for kind in ("", "rms_"))
+    if architecture.layer_norms is None:
+        epsilon = other
+    # The converter writes norm_eps of a ModernBERT as that of RMS norms.
+    value = keys.required(epsilon, keys.number(epsilon, keys.number(other)))
+    fields[architecture.layer_norms or "rms_norm_eps"] = shortest(value)
     fields["head_dim"] = _head_dim(keys, fields, architecture.latent) if architecture.attends else 0
     embedding = shapes.get(on_hub("token_embd.weight"))
     if embedding is None or len(embedding) != 2:

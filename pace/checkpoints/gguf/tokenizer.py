@@ -1,9 +1,9 @@
 """Converts the tokenizer in a GGUF file's metadata to the contents of tokenizer.json and tokenizer_config.json.
 
-The implemented architectures use three kinds of vocabularies. Byte-level BPE ("gpt2") has tokens, merges, and the name
-of the rule that splits texts before merging. sentencepiece ("llama") has pieces with scores, from which merges follow.
-Gemma 4's ("gemma4") has sentencepiece's pieces, and merges.
-llama.cpp reads both in src/llama-vocab.cpp."""
+Language models use three kinds of vocabularies. Byte-level BPE ("gpt2") has tokens, merges, and the name of the rule
+that splits texts before merging. sentencepiece ("llama") has pieces with scores, from which merges follow. Gemma 4's
+("gemma4") has sentencepiece's pieces, and merges. Encoders also use WordPiece ("bert") and unigram ("t5").
+llama.cpp reads all in src/llama-vocab.cpp."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pace.checkpoints.gguf.encoder_vocabularies import (
+    DEFAULT_IDS,
+    OTHER_KEYS,
+    UNIGRAM,
+    WORD_PIECES,
+    encoder_ends,
+    hub_tokens,
+    unigram,
+    word_pieces,
+)
 from pace.checkpoints.gguf.file import Metadata
 from pace.checkpoints.gguf.tokens import Tokens, read_tokens
 from pace.checkpoints.vocabulary import (
@@ -30,6 +40,10 @@ logger = logging.getLogger("pace")
 
 SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 """Name in tokenizer_config.json -> name in the key tokenizer.ggml.<name>_token_id."""
+SPECIAL_TOKENS_OF_ENCODERS = {**SPECIAL_TOKENS, "cls_token": "bos", "sep_token": "seperator", "mask_token": "mask"}
+SPECIAL_TOKENS_OF_WORD_PIECES = {
+    name: key for name, key in SPECIAL_TOKENS_OF_ENCODERS.items() if name not in ("bos_token", "eos_token")
+}
 
 
 class PreTokenizer(NamedTuple):
@@ -77,9 +91,11 @@ _HAN = "[一-龥ࠀ-一가-\ud7ff]+"
 
 _PRE_TOKENIZERS = {
     ("default",): PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    ("gpt-2", "phi-2", "olmo", "mpt", "granite-docling", "a.x-4.0", "exaone4", "mellum", "trillion"): PreTokenizer(
-        (_GPT2,)
-    ),
+    (
+        *("gpt-2", "phi-2", "olmo", "mpt", "granite-docling", "a.x-4.0", "exaone4", "mellum", "trillion"),
+        *("roberta-bpe", "jina-es", "jina-de", "jina-v1-en", "jina-v2-code", "jina-v2-de", "jina-v2-es"),
+    ): PreTokenizer((_GPT2,)),
+    ("modern-bert",): PreTokenizer((_GPT2,), normalizer={"type": "NFC"}),
     ("falcon",): PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     ("bloom", "gpt3-finnish", "poro-chat"): PreTokenizer((" ?[^(\\s|.,!?…。，、।۔،)]+",)),
     ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"): PreTokenizer(
@@ -122,13 +138,12 @@ def tokenizer_state(metadata: Metadata) -> dict[str, Any] | str | None:
     model = metadata.text("tokenizer.ggml.model")
     if model in (None, "no_vocab", "none"):
         return None
-    build = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _pieces_with_merges}.get(model)
-    if build is None:
+    if model not in BUILDERS:
         raise NotImplementedError(
             f"{metadata.path} has a tokenizer of type {model[:80]!r}, which is not implemented; "
-            f"implemented: gpt2, llama, gemma4. {ADVICE}"
+            f"implemented: {', '.join(BUILDERS)}. {ADVICE}"
         )
-    tokens = metadata.required("tokenizer.ggml.tokens", read_tokens(metadata))
+    tokens = metadata.required("tokenizer.ggml.tokens", _tokens(metadata))
     if len(tokens.ids) < len(tokens.texts):
         twice = next(token for index, token in enumerate(tokens.texts) if tokens.ids[token] != index)
         raise ValueError(
@@ -141,7 +156,7 @@ def tokenizer_state(metadata: Metadata) -> dict[str, Any] | str | None:
             f"it has {len(tokens.types)}"
         )
     return {
-        **build(metadata, tokens),
+        **BUILDERS[model](metadata, tokens),
         "added_tokens": _added_tokens(metadata, tokens),
         "post_processor": _ends(metadata, tokens.texts),
     }
@@ -149,13 +164,19 @@ def tokenizer_state(metadata: Metadata) -> dict[str, Any] | str | None:
 
 def tokenizer_settings(metadata: Metadata) -> dict[str, Any]:
     """Returns the contents of tokenizer_config.json, with the chat template."""
-    tokens = read_tokens(metadata)
-    settings: dict[str, Any] = {"clean_up_tokenization_spaces": False, "padding_side": "left"}
+    tokens = _tokens(metadata)
+    is_encoder = _is_encoder(metadata)
+    settings: dict[str, Any] = {
+        "clean_up_tokenization_spaces": False,
+        "padding_side": "right" if is_encoder else "left",
+    }
+    if metadata.text("tokenizer.ggml.model") == WORD_PIECES:
+        settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     if tokens:
-        for name, key in SPECIAL_TOKENS.items():
+        for name, key in _special_tokens(metadata).items():
             if (index := _token_id(metadata, key, len(tokens.texts))) is not None:
                 settings[name] = tokens.texts[index]
-        known = set(settings.values())
+        known = {settings[name] for name in _special_tokens(metadata) if name in settings}
         control = [tokens.texts[index] for index in np.flatnonzero(tokens.types == CONTROL)]
         settings["additional_special_tokens"] = [token for token in control if token not in known]
     if length := metadata.integer(f"{metadata.text('general.architecture')}.context_length"):
@@ -170,9 +191,36 @@ def tokenizer_settings(metadata: Metadata) -> dict[str, Any]:
     return settings
 
 
+def _tokens(metadata: Metadata) -> Tokens | None:
+    """The vocabulary, with the Hub's names of tokens."""
+    tokens = read_tokens(metadata)
+    is_changed = tokens is not None and metadata.text("tokenizer.ggml.model") == WORD_PIECES
+    return hub_tokens(tokens) if is_changed and len(tokens.types) == len(tokens.texts) else tokens
+
+
+def _is_encoder(metadata: Metadata) -> bool:
+    """True if the vocabulary is that of a model whose tokens see the whole text."""
+    causal = metadata.flag(f"{metadata.text('general.architecture')}.attention.causal", True)
+    return not causal or metadata.text("tokenizer.ggml.model") in (WORD_PIECES, UNIGRAM)
+
+
+def _special_tokens(metadata: Metadata) -> dict[str, str]:
+    """Name in tokenizer_config.json -> name in a key, for the special tokens of this kind of vocabulary."""
+    if metadata.text("tokenizer.ggml.model") == WORD_PIECES:
+        return SPECIAL_TOKENS_OF_WORD_PIECES
+    return SPECIAL_TOKENS_OF_ENCODERS if _is_encoder(metadata) else SPECIAL_TOKENS
+
+
 def _token_id(metadata: Metadata, name: str, num_tokens: int) -> int | None:
+    """Id of a special token. Raises ValueError if it is none of the vocabulary."""
     key = f"tokenizer.ggml.{name}_token_id"
     index = metadata.integer(key)
+    if index is None and name in OTHER_KEYS and _is_encoder(metadata):
+        key = f"tokenizer.ggml.{OTHER_KEYS[name]}_token_id"
+        index = metadata.integer(key)
+    if index is None and metadata.text("tokenizer.ggml.model") == WORD_PIECES:
+        usual = DEFAULT_IDS.get(name, num_tokens)
+        return usual if usual < num_tokens else None
     if index is not None and not 0 <= index < num_tokens:
         raise ValueError(f"{metadata.path}: {key} must be one of the {num_tokens} tokens; got {index}")
     return index
@@ -182,17 +230,24 @@ def _added_tokens(metadata: Metadata, tokens: Tokens) -> list[dict[str, Any]]:
     """Tokens that are matched in a text before anything else: control tokens, which decoding may skip, and others."""
     # In Phi-3's sentencepiece vocabulary these strip the spaces after them, which no key states.
     strips = metadata.text("general.architecture") == "phi3" and metadata.text("tokenizer.ggml.model") == "llama"
+    # A mask takes the spaces before it, except in vocabularies of WordPiece.
+    takes_spaces = _is_encoder(metadata) and metadata.text("tokenizer.ggml.model") != WORD_PIECES
+    mask = _token_id(metadata, "mask", len(tokens.texts)) if takes_spaces else None
     added = []
     for index in np.flatnonzero(np.isin(tokens.types, (CONTROL, UNKNOWN, USER_DEFINED))).tolist():
         if text := tokens.texts[index]:
             token = added_token(index, text, special=bool(tokens.types[index] != USER_DEFINED))
-            added.append(token | {"rstrip": strips and text not in ("<unk>", "<s>", "<|endoftext|>")})
+            rstrip = strips and text not in ("<unk>", "<s>", "<|endoftext|>")
+            added.append(token | {"rstrip": rstrip, "lstrip": index == mask})
     return added
 
 
 def _ends(metadata: Metadata, tokens: list[str]) -> dict[str, Any] | None:
     """Post-processor that puts tokens before and after a text."""
     model = metadata.text("tokenizer.ggml.model")
+    if _is_encoder(metadata):
+        ids = {name: _token_id(metadata, name, len(tokens)) for name in ("bos", "eos", "seperator")}
+        return encoder_ends(metadata, tokens, ids)
     begins = metadata.flag("tokenizer.ggml.add_bos_token", model == "llama" or _pre_tokenizer(metadata).add_bos)
     begins |= model == "gemma4"  # as in llama.cpp, which ignores the key
     added = {"bos": begins, "eos": metadata.flag("tokenizer.ggml.add_eos_token", False)}
@@ -272,3 +327,21 @@ def _sentencepiece(metadata: Metadata, tokens: Tokens) -> dict[str, Any]:
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
     merges = merges_by_score(tokens.texts, scores, tokens.types)
     return sentencepiece_parts(tokens.texts, merges, _unknown(metadata, tokens), prefix)
+
+
+def _unigram(metadata: Metadata, tokens: Tokens) -> dict[str, Any]:
+    return unigram(metadata, tokens, _unknown(metadata, tokens))
+
+
+def _word_pieces(metadata: Metadata, tokens: Tokens) -> dict[str, Any]:
+    return word_pieces(metadata, tokens, _token_id(metadata, "unknown", len(tokens.texts)))
+
+
+BUILDERS = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "gemma4": _pieces_with_merges,
+    WORD_PIECES: _word_pieces,
+    UNIGRAM: _unigram,
+}
+"""Value of tokenizer.ggml.model -> function that makes the normalizer, pre-tokenizer, decoder and model."""

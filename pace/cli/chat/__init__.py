@@ -9,7 +9,13 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 
-from pace.cli.arguments import add_media_arguments, add_model_arguments, open_llm
+from pace.cli.arguments import (
+    add_adapter_arguments,
+    add_media_arguments,
+    add_model_arguments,
+    load_adapters,
+    open_llm,
+)
 from pace.cli.chat.commands import Commands, check_settings
 from pace.cli.chat.conversation import Conversation
 from pace.cli.chat.kept import KeptConversation
@@ -44,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.advice = "for one question and its answer: pace generate --chat MODEL PROMPT"
     parser.set_defaults(parser=parser)
     add_model_arguments(parser)
+    add_adapter_arguments(parser)
     add_sampling_arguments(parser)
 
 
@@ -63,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         with source.loading(arguments.model):
             model = open_llm(arguments, is_chat=True)
             conversation = Conversation(model, config, arguments.system, arguments.tools, screen.notice)
+            conversation.adapter = load_adapters(model, arguments)
             keep: Callable[[], None] = lambda: None
             if arguments.session is not None:
                 keep = KeptConversation(arguments.session, model, conversation, screen.notice).write

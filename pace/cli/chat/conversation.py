@@ -42,6 +42,8 @@ class Conversation:
         has no chat template."""
         self.model, self.config, self.tools, self.notice = model, config, tools, notice
         self.encoder = model.generator.encoder
+        self.adapter: list[tuple[str, float]] | None = None
+        """Adapters of the answers."""
         self._template = ChatTemplate(model.tokenizer, None, self.encoder.processors)
         self._known_tools = read_tools(tools or [])
         self.restart(system)
@@ -102,7 +104,7 @@ class Conversation:
 
     def _answer(self, messages: list[dict]) -> Iterator[str]:
         messages = self._fitted(messages)
-        answer = self.model.chat(messages, self.config, tools=self.tools, stream=True)
+        answer = self.model.chat(messages, self.config, tools=self.tools, stream=True, adapter=self.adapter)
         try:
             yield from map(_shown, answer)
         except (KeyboardInterrupt, GeneratorExit):

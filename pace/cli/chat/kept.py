@@ -30,7 +30,9 @@ class KeptConversation:
     def _read(self) -> None:
         from pace.llm.clients.session import Session
 
-        session, note = Session.load(self._model.generator.driver, self._path)
+        generator = self._model.generator
+        with generator.adapters.using(self._conversation.adapter) as adapter:
+            session, note = Session.load(generator.driver, self._path, adapter=adapter)
         session.close()  # the prefix cache keeps its blocks for the next question
         try:
             self._conversation.resume(from_saved(parse_json(note, "its conversation")))
@@ -44,7 +46,7 @@ class KeptConversation:
         if messages is self._before or messages == self._before:
             return
         note = json.dumps(to_saved(messages), ensure_ascii=False).encode()
-        with self._model.session() as session:
+        with self._model.session(self._conversation.adapter) as session:
             if tokens := self._conversation.tokens():
                 session.append(tokens)
             session.save(self._path, note)

@@ -19,7 +19,7 @@ from torch import Tensor
 from pace.llm.sampling.sampler import draws, uniform
 from pace.ops import native as ops
 from pace.ops.draws import Edits
-from pace.ops.reference_sampling import top_k_top_p_
+from pace.ops.reference_parts.sampling import top_k_top_p_
 from pace.ops.rules import Rules
 
 GREEDY_BELOW = 1e-5

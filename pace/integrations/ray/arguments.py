@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from pace.cli import serve
 from pace.cli.arguments import load_arguments
+from pace.server.models.entries import words_of
 from pace.server.options import ServeOptions
 
 SCALING: dict[str, tuple[type, str]] = {
@@ -28,6 +29,8 @@ AUTOSCALING += ("upscale_delay_s", "downscale_delay_s")
 
 PROXYS = "header_seconds body_seconds write_seconds max_connections host port uds tls_cert tls_key".split()
 """Options of `pace serve` for connections, which Ray's proxy handles here."""
+SEVERAL = ("models", "idle_unload")
+"""Options of `pace serve` for several models in one process."""
 BALANCE = 1.25
 
 
@@ -96,6 +99,8 @@ def _names(parser: argparse.ArgumentParser) -> list[str]:
 def _check_known(name: str, known: list[str]) -> None:
     if name in PROXYS:
         raise ValueError(f"{name}: Ray's proxy holds the connections; see http_options of Ray Serve")
+    if name in SEVERAL:
+        raise ValueError(f"{name}: a replica has one model, which stays loaded; make an application for each model")
     if name == "access_log":
         raise ValueError("access_log: Ray Serve has one of its own; see logging_config of Ray Serve")
     if name not in known:
@@ -105,17 +110,7 @@ def _check_known(name: str, known: list[str]) -> None:
 
 def _words(name: str, value: Any) -> list[str]:
     """Converts one argument to the command line of `pace serve`."""
-    if name == "model":
-        return [str(value)]
-    option = f"--{_dashed(name)}"
-    match value:
-        case list() | tuple():
-            return [f"{option}={one}" for one in value]
-        case True | "true" | "True":
-            return [option]
-        case False | "false" | "False":
-            return [f"--no-{_dashed(name)}"] if name == "pin_threads" else []
-    return [f"{option}={value}"]
+    return [str(value)] if name == "model" else words_of(name, value)
 
 
 def _dashed(name: str) -> str:

@@ -13,6 +13,7 @@ from ray import serve
 from pace.integrations.ray.threads import assigned_threads
 from pace.llm.loading.options import LoadOptions
 from pace.server.app import make_app
+from pace.server.models.pool import ModelPool
 from pace.server.network.http import Receive, Scope
 from pace.server.network.run import SWITCH_SECONDS
 from pace.server.options import ServeOptions
@@ -33,7 +34,8 @@ class Replica:
         sys.setswitchinterval(SWITCH_SECONDS)
         self._service = Service(options, LoadOptions(**load, num_threads=assigned_threads(), progress=False))
         self._service.load()
-        self._app = make_app(self._service)
+        self._pool = ModelPool.of(self._service)
+        self._app = make_app(self._pool)
         gc.freeze()  # collections skip the loaded objects
 
     async def answer(self, scope: Scope, body: bytes) -> AsyncIterator[Message | None]:
@@ -67,7 +69,7 @@ class Replica:
 
     async def metrics(self) -> tuple[str, str]:
         """Returns the name of this replica and its Prometheus page."""
-        return serve.get_replica_context().replica_id.unique_id, self._service.metrics.render().decode()
+        return serve.get_replica_context().replica_id.unique_id, self._pool.render_metrics().decode()
 
     def check_health(self) -> None:
         """Raises RuntimeError if the engine has failed: Ray then starts another replica."""

@@ -262,11 +262,12 @@ class CacheManager:
         self.states.hold(sequence)
 
     def fork(self, source: Sequence, target: Sequence, num_tokens: int) -> None:
-        """Gives `target` the first `num_tokens` computed positions of `source`, and its cache salt. Nothing is copied.
+        """Gives `target` the first `num_tokens` computed positions of `source`, and its cache salt and adapters.
+        Nothing is copied.
 
         `target` must hold no block. It gets fewer positions, or none, where `truncate` would drop them."""
         assert not target.block_table and num_tokens <= source.num_computed
-        target.cache_salt = source.cache_salt
+        target.cache_salt, target.adapter = source.cache_salt, source.adapter
         point = self._last_point(source, num_tokens)
         if not point.num_tokens:
             return

@@ -12,7 +12,7 @@ from pace.batch import BLOCK_SIZE
 from pace.llm.cache.block_pool import BlockPool, weakly
 from pace.llm.cache.groups import first_kept, give_back_before, tables_of
 from pace.llm.cache.state_cache import StatePoint
-from pace.llm.sequence import Sequence, Span
+from pace.llm.sequence import AdapterKey, Sequence, Span
 
 MediaPart = tuple[bytes, int]
 """Digest of a medium that overlaps a block, and the index of the block's first token among its tokens, which may be
@@ -27,6 +27,7 @@ class RootKey(NamedTuple):
     rope_regime: int
     """The model's `rope_regime` for the sequence's `rope_length`."""
     cache_salt: str | None
+    adapter: AdapterKey = ()
 
 
 NodeKey = Tokens | RootKey
@@ -176,7 +177,7 @@ class PrefixCache:
         return self._nodes.get(sequence.block_table[index - 1]) if index else self._roots.get(self._root_key(sequence))
 
     def _root_key(self, sequence: Sequence) -> RootKey:
-        return RootKey(self.rope_regime(sequence.rope_length), sequence.cache_salt)
+        return RootKey(self.rope_regime(sequence.rope_length), sequence.cache_salt, sequence.adapter)
 
     def _num_usable(self, found: list[Node], index: int) -> int:
         """Returns the number of nodes in `found` that can be used; they follow block `index - 1` of a sequence. After

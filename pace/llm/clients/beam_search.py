@@ -202,7 +202,7 @@ class BeamSearch:
             for _ in range(self.config.num_beams)
         ]
         for sequence in self._sequences:
-            sequence.media = self.rows[0].media
+            sequence.media, sequence.adapter = self.rows[0].media, self.rows[0].adapter
         mask = None if self.mask is None else SequenceMask(self.mask)
         self._state = State(
             self._sequences[:1], Round([Hypothesis(self.prompt, len(self.prompt), 0.0, self.stopping, mask)], [])

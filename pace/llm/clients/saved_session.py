@@ -18,7 +18,7 @@ from pace.llm.cache.room import Room
 from pace.llm.cache.saved_file import SavedFile, write_file
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
-from pace.llm.sequence import Sequence
+from pace.llm.sequence import AdapterKey, Sequence
 
 logger = logging.getLogger("pace")
 
@@ -39,6 +39,8 @@ class Saved(NamedTuple):
     """What the file has of the cache."""
     note: bytes
     """Data of the program that saved it."""
+    adapter: AdapterKey = ()
+    """The adapters that it was computed with."""
 
 
 class _Lost(Exception):
@@ -84,6 +86,8 @@ def _save_once(driver: EngineDriver, sequence: Sequence, path: Path, about: dict
         "starts": extent.starts,
         "has_mark": extent.has_mark,
     }
+    if sequence.adapter:
+        head["adapter"] = sequence.adapter
 
     def contents() -> Iterator[bytes | memoryview]:
         yield tokens
@@ -125,6 +129,11 @@ def load(driver: EngineDriver, sequence: Sequence, path: Path) -> bytes:
     with the same result."""
     with SavedFile(path) as file:
         saved, pieces = _checked(file, driver)
+        if saved.adapter != sequence.adapter:
+            raise file.refused(
+                "it was computed with other adapters, or with other weights of them; open it with those, or compute it "
+                "again"
+            )
         num_tokens = saved.extent.num_tokens
         has_room = _call(driver, lambda engine: _begin(engine, sequence, saved))
         for piece, data in zip(pieces, file.pieces(2), strict=True):  # checks all, also without room
@@ -171,7 +180,18 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
     pieces = list(extent.pieces(spec)) if extent.is_valid(spec) else None
     if pieces is None or file.sizes[2:] != [piece.num_bytes for piece in pieces]:
         raise ValueError("its keys and values have another layout than this model's")
-    return Saved(tokens, num_prompt_tokens, extent, bytes(file.piece(1))), pieces
+    adapter = _adapter_of(head.get("adapter", []))
+    return Saved(tokens, num_prompt_tokens, extent, bytes(file.piece(1)), adapter), pieces
+
+
+def _adapter_of(value: Any) -> AdapterKey:
+    """Reads the adapters of a head. Raises ValueError without the file's name."""
+    is_key = isinstance(value, list) and all(
+        isinstance(each, list) and [type(part) for part in each] in ([str, float], [str, int]) for each in value
+    )
+    if not is_key:
+        raise ValueError("its head names adapters in another form")
+    return tuple((digest, float(weight)) for digest, weight in value)
 
 
 def _begin(engine: Engine, sequence: Sequence, saved: Saved) -> bool:

@@ -16,7 +16,7 @@ from pace.llm.clients import saved_session
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.sampling.sampler import Collector
-from pace.llm.sequence import NullSink, Sequence
+from pace.llm.sequence import AdapterKey, NullSink, Sequence
 from pace.llm.text.stopping_criteria import NeverStops
 from pace.memory import available_memory_bytes, format_bytes
 
@@ -58,12 +58,12 @@ class Session:
 
     _is_closed = True  # until it is made, which Ctrl-C may prevent
 
-    def __init__(self, driver: EngineDriver, cache_salt: str | None = None) -> None:
-        """`cache_salt` as in `LLMModel.add_request`."""
+    def __init__(self, driver: EngineDriver, cache_salt: str | None = None, adapter: AdapterKey = ()) -> None:
+        """`cache_salt` as in `LLMModel.add_request`. `adapter` has loaded adapters."""
         self._driver = driver
         self._sequence = Sequence([], strategy=None, stopping=NeverStops(), max_length=driver.engine.max_length)
         self._sequence.sink = OutcomeSink()
-        self._sequence.cache_salt = cache_salt
+        self._sequence.cache_salt, self._sequence.adapter = cache_salt, adapter
         self._is_closed = False  # before the wait, which Ctrl-C may interrupt
         self._run(lambda engine: engine.scheduler.park(self._sequence))
 
@@ -120,7 +120,7 @@ class Session:
         """Returns a second session with the same tokens. Cached blocks are shared until one of the two writes to
         them."""
         self._check_open()
-        fork = Session(self._driver)
+        fork = Session(self._driver, self._sequence.cache_salt, self._sequence.adapter)
         source, target = self._sequence, fork._sequence
 
         def share(engine: Engine) -> None:
@@ -162,11 +162,13 @@ class Session:
             raise
 
     @classmethod
-    def load(cls, driver: EngineDriver, path: str | Path, cache_salt: str | None = None) -> tuple[Session, bytes]:
+    def load(
+        cls, driver: EngineDriver, path: str | Path, cache_salt: str | None = None, adapter: AdapterKey = ()
+    ) -> tuple[Session, bytes]:
         """Returns the session in a file, and the note that was saved with it. Raises the errors of
         `LLMModel.load_session`."""
         path = saved_session.path_of(path)
-        session = cls(driver, cache_salt)
+        session = cls(driver, cache_salt, adapter)
         try:
             return session, saved_session.load(driver, session._sequence, path)
         except BaseException:

@@ -4,6 +4,8 @@
     abort(sequences)    removes them, as "cancelled".
     call(function)      runs it between two steps; returns a Future of its result.
 
+`StepDriver` does this for anything that works in steps, `EngineDriver` for an engine.
+
 The thread starts with the first post. With nothing to do it sleeps and holds no reference to the driver. So an unused
 model is freed at once, and its thread ends.
 """
@@ -19,10 +21,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from pace.llm.engine.engine import Engine
 from pace.llm.engine.tracebacks import forget_engine_frames
+from pace.llm.engine.turns import NO_TURNS
 from pace.llm.sequence import Sequence
 
 logger = logging.getLogger("pace")
@@ -31,8 +34,27 @@ MOST_FAILURES = 3
 """Failed steps in a row after which the engine is given up. Each failed with different sequences, so no single sequence
 is the cause."""
 
+
+class Steps(Protocol):
+    """Work that is done in steps, by one thread."""
+
+    failures: list[BaseException]
+    """The errors of the last step that clients have received."""
+
+    def step(self) -> bool:
+        """Does a step of the work; returns False if there is none. An error that it raises has failed the clients of
+        the step."""
+
+    def fail_all(self, error: BaseException) -> None:
+        """Ends all work with an error."""
+
+    def abandon(self) -> None:
+        """Ends all work in a child after `fork()`, as cancelled."""
+
+
 T = TypeVar("T")
-Work = Callable[[Engine], None]
+S = TypeVar("S", bound=Steps)
+Work = Callable[[Any], None]
 Refusal = Callable[[BaseException], None]
 
 
@@ -43,7 +65,7 @@ class OfTheParent(RuntimeError):
         super().__init__("this was begun before fork(), and goes on in the parent process")
 
 
-class EngineDriver:
+class StepDriver(Generic[S]):
     """Steps an engine on its own thread while there is work. Any thread may post, and so may a finaliser.
 
     A step that raises fails the sequences it worked on (`Engine.step`); others continue. After MOST_FAILURES in a
@@ -51,8 +73,10 @@ class EngineDriver:
     belongs to the parent: in the child it ends as "cancelled". The child starts its own thread with the next post.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine: Engine | None = engine
+    def __init__(self, engine: S, reload: str = "LLMModel(...)") -> None:
+        """`reload`: how a closed model is loaded again, for errors."""
+        self._engine: S | None = engine
+        self._reload = reload
         self._why_ended: Callable[[], Exception] | None = None
         self._is_forked = False
         self._is_exiting = False
@@ -60,6 +84,9 @@ class EngineDriver:
         self._current: tuple[Work, Refusal] | None = None
         self.stepping_since: float | None = None
         """Start of the current step, on the clock of `time.perf_counter`; None between steps."""
+        self.turns = NO_TURNS
+        """Held for posted work and one step; a `StepTurns` if other engines of the process have theirs. To be set
+        before the first post."""
         self._num_failures = 0
         """Consecutive failed steps."""
         self._of_the_parent: list[tuple[Work, Refusal]] = []
@@ -70,35 +97,13 @@ class EngineDriver:
     # -- calls of clients ----------------------------------------------------------------------------------------------
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> S:
         """The engine, for reading; only `call` may change it. Raises the error that ended the driver."""
         engine, why_ended = self._engine, self._why_ended
         if engine is None:
             assert why_ended is not None
             raise why_ended()
         return engine
-
-    def submit(self, sequences: Iterable[Sequence]) -> None:
-        """Queues sequences. Raises ValueError on the driver's own thread (in a logits processor, say), which must not
-        wait for them. Raises the error that ended the driver, if it has ended."""
-        sequences = list(sequences)
-
-        def refuse(error: BaseException) -> None:
-            for sequence in sequences:
-                if isinstance(error, OfTheParent):
-                    sequence.finish_reason = "cancelled"
-                else:
-                    sequence.fail(error)
-                assert sequence.finish_reason is not None
-                sequence.sink.end(sequence, sequence.finish_reason, sequence.error)
-
-        self.post(lambda engine: engine.submit(sequences), refuse)
-
-    def abort(self, sequences: Iterable[Sequence]) -> None:
-        """Removes sequences before the next step. Unfinished ones end as "cancelled". Harmless for finished ones and
-        after the driver has ended. A finaliser may call it at any moment."""
-        sequences = list(sequences)
-        self.tidy(lambda engine: engine.abort(sequences))
 
     def tidy(self, work: Work) -> None:
         """Runs `work(engine)` before the next step, unless the driver ends. Never raises and never waits, so a
@@ -108,8 +113,8 @@ class EngineDriver:
                 self._inbox.append((work, lambda error: None))
         _release(self._wake)
 
-    def call(self, function: Callable[[Engine], T]) -> Future[T]:
-        """Runs `function(engine)` between two steps. The future gets its result or its exception. Raises as `submit`
+    def call(self, function: Callable[[S], T]) -> Future[T]:
+        """Runs `function(engine)` between two steps. The future gets its result or its exception. Raises as `post`
         does."""
         future: Future[T] = Future()
 
@@ -117,8 +122,9 @@ class EngineDriver:
         return future
 
     def post(self, work: Work, refuse: Refusal) -> None:
-        """Runs `work(engine)` between two steps, or `refuse(error)` if it raises or the driver ends first. Raises as
-        `submit` does."""
+        """Runs `work(engine)` between two steps, or `refuse(error)` if it raises or the driver ends first. Raises
+        ValueError on the driver's own thread (in a logits processor, say), which must not wait for a step. Raises the
+        error that ended the driver, if it has ended."""
         self.check_outside()
         with self._lock:
             if self._why_ended is not None:
@@ -146,7 +152,8 @@ class EngineDriver:
     def close(self) -> None:
         """Ends the thread after the current step and drops the engine. Work in flight fails with a ValueError, which
         posting raises from then on. Closing twice is harmless."""
-        self._end(lambda: ValueError("this model is closed; load it again with LLMModel(...)"))
+        reload = self._reload
+        self._end(lambda: ValueError(f"this model is closed; load it again with {reload}"))
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
@@ -192,28 +199,34 @@ class EngineDriver:
             self._is_forked = False
             self._leave_to_parent()
         while True:
-            self._do_posted()
-            if self._why_ended is not None:
-                self._finish()
-                return False
-            try:
-                self.stepping_since = time.perf_counter()
-                has_stepped = self.engine.step()
-                self.stepping_since = None
-                for error in self.engine.failures:
-                    forget_engine_frames(error)
-                if not has_stepped:
-                    if not self._inbox:
-                        return True
-                    continue
-                self._num_failures = 0
-            except BaseException as error:
-                self.stepping_since = None
-                self._num_failures += 1
-                logger.warning("a step failed, and so did the sequences in it: %r", error)
+            with self.turns:
+                self._do_posted()
+                if self._why_ended is not None:
+                    self._finish()
+                    return False
+                has_stepped = self._step()
+            if not has_stepped and not self._inbox:
+                return True
+
+    def _step(self) -> bool:
+        """Steps the engine. Returns False if there was nothing to do."""
+        try:
+            self.stepping_since = time.perf_counter()
+            has_stepped = self.engine.step()
+            self.stepping_since = None
+            for error in self.engine.failures:
                 forget_engine_frames(error)
-                if self._num_failures == MOST_FAILURES:
-                    self._give_up(error)
+            if has_stepped:
+                self._num_failures = 0
+            return has_stepped
+        except BaseException as error:
+            self.stepping_since = None
+            self._num_failures += 1
+            logger.warning("a step failed, and so did the sequences in it: %r", error)
+            forget_engine_frames(error)
+            if self._num_failures == MOST_FAILURES:
+                self._give_up(error)
+            return True
 
     def _do_posted(self) -> None:
         while self._inbox and self._why_ended is None:
@@ -285,7 +298,32 @@ class EngineDriver:
         self._make_locks()
 
 
-def _drive(wake: Any, reference: weakref.ref[EngineDriver]) -> None:
+class EngineDriver(StepDriver[Engine]):
+    """Steps an engine for sequences."""
+
+    def submit(self, sequences: Iterable[Sequence]) -> None:
+        """Queues sequences. Raises as `post` does."""
+        sequences = list(sequences)
+
+        def refuse(error: BaseException) -> None:
+            for sequence in sequences:
+                if isinstance(error, OfTheParent):
+                    sequence.finish_reason = "cancelled"
+                else:
+                    sequence.fail(error)
+                assert sequence.finish_reason is not None
+                sequence.sink.end(sequence, sequence.finish_reason, sequence.error)
+
+        self.post(lambda engine: engine.submit(sequences), refuse)
+
+    def abort(self, sequences: Iterable[Sequence]) -> None:
+        """Removes sequences before the next step. Unfinished ones end as "cancelled". Harmless for finished ones and
+        after the driver has ended. A finaliser may call it at any moment."""
+        sequences = list(sequences)
+        self.tidy(lambda engine: engine.abort(sequences))
+
+
+def _drive(wake: Any, reference: weakref.ref[StepDriver]) -> None:
     while True:
         wake.acquire()
         driver = reference()
@@ -321,7 +359,7 @@ def _join(thread: threading.Thread) -> None:
             continue
 
 
-_drivers: weakref.WeakSet[EngineDriver] = weakref.WeakSet()
+_drivers: weakref.WeakSet[StepDriver] = weakref.WeakSet()
 
 
 @atexit.register

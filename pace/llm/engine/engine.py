@@ -13,6 +13,7 @@ from pace.llm.constraints.mask_filler import NO_MASKS
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.engine.forced import ForcedTokens
 from pace.llm.engine.media import MEDIA_CACHE_BYTES, MediaEncoder
+from pace.llm.engine.rows import run_model
 from pace.llm.engine.scheduler import Scheduler
 from pace.llm.limits import checked_priority
 from pace.llm.runners.batch_builder import BatchBuilder
@@ -37,8 +38,9 @@ class Engine:
         media_cache_bytes: int = MEDIA_CACHE_BYTES,
     ) -> None:
         """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length`, `rope_regime`,
-        `kept_width` and `towers`. If it has any towers, also `encode(media)` and `angle_positions(media, start, end)`.
-        `scheduler` works on `cache`. `max_seq_len` is at most the model's."""
+        `kept_width` and `towers`. For sequences that take rows, also `final_rows(batch)` and `logits(rows, routing)`;
+        for those with adapters, `adapters`, its `AdapterSlots`. If it has any towers, also `encode(media)` and
+        `angle_positions(media, start, end)`. `scheduler` works on `cache`. `max_seq_len` is at most the model's."""
         self.model = model
         self.ops = ops
         self.cache = cache
@@ -144,7 +146,7 @@ class Engine:
         with self.sampler.prepare(spans) if has_masks else NO_MASKS as pending:
             self.cache.plan(spans)
             batch = self.batches.build(spans, self.cache.kv)
-            logits = self.model.forward(batch)
+            logits = run_model(self.model, batch, spans)
             outcomes = self.sampler.sample(logits, spans, pending)
         for span, tokens in zip(spans, outcomes):
             self._advance(span, tokens)
@@ -198,6 +200,8 @@ class Engine:
             self.failures.append(sequence.error)
         assert sequence.finish_reason is not None
         sequence.sink.end(sequence, sequence.finish_reason, sequence.error)
+        if sequence.adapter:
+            self._free_adapters()
 
     def _recover(self, error: BaseException) -> None:
         """After a failed step the cache contents are not trusted: all are dropped, and recomputed when needed."""
@@ -235,6 +239,10 @@ class Engine:
             assert 0 < len(sequence.tokens) <= sequence.max_length <= self.max_length, (
                 f"the engine cannot hold {sequence}"
             )
+            if sequence.adapter and not self.model.adapters.holds(sequence.adapter):
+                sequence.fail(ValueError("the adapter of this request was unloaded before the request began"))
+                self._end(sequence)
+                continue
             self.scheduler.add(sequence)
 
     def park(self, sequence: Sequence, num_generated: int) -> None:
@@ -263,9 +271,20 @@ class Engine:
         for sequence in sequences:
             if sequence.is_finished:
                 self.scheduler.remove(sequence)
+                if sequence.adapter:
+                    self._free_adapters()
             else:
                 sequence.finish_reason = "cancelled"
                 self._end(sequence)
+
+    def unload_adapter(self, digest: str) -> None:
+        """Unloads an adapter, as `AdapterSlots.unload`, and frees its memory when no sequence names it any more."""
+        self.model.adapters.unload(digest)
+        self._free_adapters()
+
+    def _free_adapters(self) -> None:
+        if self.model.adapters.has_leaving:
+            self.model.adapters.free(sequence.adapter for sequence in self.scheduler.sequences())
 
     def fail_all(self, error: BaseException) -> None:
         """Ends every sequence with `error`, including parked ones."""

@@ -165,7 +165,7 @@ class Scheduler:
             if sequence in self.running:  # not preempted for an earlier one
                 self.cache.reuse(sequence)
             start = sequence.num_computed
-            rows_free = max(0, sequence.logits_from - start) + rows_left
+            rows_free = tokens_left if sequence.takes_rows else max(0, sequence.logits_from - start) + rows_left
             num_tokens = min(sequence.num_pending, tokens_left, rows_free)
             if sequence.prompt_sharers and self.cache.has_states:
                 num_tokens = min(num_tokens, self._num_to_share(sequence) or num_tokens)
@@ -180,7 +180,7 @@ class Scheduler:
     @staticmethod
     def _num_to_share(sequence: Sequence) -> int:
         """Tokens until the sharers can take over: the states of the whole prompt would be no use to them."""
-        return max(0, sequence.num_prompt_tokens - 1 - sequence.num_computed)
+        return max(0, sequence.num_to_share - sequence.num_computed)
 
     def _admit(self) -> None:
         """Moves waiting sequences to running while there is room, in order. Skips only sequences that wait for
@@ -276,9 +276,8 @@ class Scheduler:
         sequence.stats.num_preemptions += 1
 
     def _share_prompt(self, sequence: Sequence) -> None:
-        """Shares the prompt's blocks once all of it but its last token is computed. The sharers compute that token
-        themselves."""
-        num_shared = sequence.num_prompt_tokens - 1
+        """Shares the prompt's blocks once all tokens to share are computed. The sharers compute the rest themselves."""
+        num_shared = sequence.num_to_share
         if sequence.num_computed < num_shared:
             return
         for sharer in sequence.prompt_sharers:

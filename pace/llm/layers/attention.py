@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -44,13 +46,15 @@ class Attention(Layer):
         bf16_bias: bool = False,
         value_norm: HeadUnitNorm | NoHeadNorm | None = None,
         keys_are_values: bool = False,
+        biases: Callable[[], Tensor] | None = None,
     ):
         """`scale`: factor of the scores, by default `cache.key_dim ** -0.5`. `softcap`: scores become
         `softcap * tanh(score / softcap)`. `norm_last`: heads are rotated before they are normalised. `sinks`: one more
         score per head, without a value. `temperature`: multiplies queries. `gate`: activation of the gate that
         multiplies the context, as in `ForwardOps.gate_`. `clip`: limits queries, keys and values to `-clip .. clip`
         before any other step, or with `clips_normalised` after the norms. `slopes`, `bf16_bias`: as in
-        `AttentionOptions`. `keys_are_values`: values are the keys before their norm and rotation."""
+        `AttentionOptions`. `keys_are_values`: values are the keys before their norm and rotation. `biases`: returns
+        those of `AttentionOptions`, from the loaded weights of another layer."""
         self.qkv = qkv
         self.output = output
         self.num_heads = num_heads
@@ -70,6 +74,7 @@ class Attention(Layer):
         self.bf16_bias = bf16_bias
         self.value_norm = value_norm or NoHeadNorm()
         self.keys_are_values = keys_are_values
+        self.biases = biases
 
     def add_gate(self, name: str, num_rows: int, activation: str) -> None:
         """Adds a gate, whose tensor `name` has a row for each channel or for each head, and no bias. Before
@@ -122,7 +127,14 @@ class Attention(Layer):
     def _attend(self, ops: ForwardOps, q: Tensor, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
         seen = self.positions
         options = AttentionOptions(
-            self.scale, seen.window, self.softcap, self.sinks.values, seen.chunked, self.slopes, self.bf16_bias
+            self.scale,
+            seen.window,
+            self.softcap,
+            self.sinks.values,
+            seen.chunked,
+            self.slopes,
+            self.bf16_bias,
+            biases=self.biases and self.biases(),
         )
         return ops.attention(q, kv, batch.spans, options)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.norm import RMSNorm
-from pace.llm.layers.weight_target import Piece, TensorSource, WeightTarget
+from pace.llm.layers.weight_target import Piece, RowRange, TensorSource, WeightTarget
 from pace.ops.experts import Activation
 from pace.ops.protocol import ForwardOps, Weight, WeightOps
 from pace.ops.weight_layout import AnyLayout, MixedLayout, WeightLayout, layout_of_rows
@@ -69,6 +69,20 @@ class Linear(Layer):
         self.in_file: Weight | None = None
         """A weight that needs no memory because it is in a file. May be set until `allocate`."""
         self._ops = None
+
+    def choose_whole(
+        self, tensors: Mapping[str, tuple[int, ...]], name: str, order: Sequence[str] | None = None
+    ) -> None:
+        """Takes all parts from rows of `{name}.weight`, if it is one of a checkpoint's tensors. They have this `order`
+        there, by default that of the parts. Before `allocate`."""
+        if f"{name}.weight" not in tensors:
+            return
+        first = 0
+        for part in order or self.parts:
+            rows = RowRange(first, self.parts[part])
+            self.sources[part] = TensorSource((self.n, self.k), (rows,), f"{name}.weight", f"{name}.bias")
+            first += rows.count
+        self.bias.sources = {f"{part}.bias": source.of_bias() for part, source in self.sources.items()}
 
     def with_part(self, name: str, num_rows: int) -> Linear:
         """Returns a product with one more part, the last one, without a bias. Before `allocate`."""

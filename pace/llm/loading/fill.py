@@ -26,7 +26,7 @@ from pace.ops.protocol import WeightOps
 from pace.ops.weight_layout import WeightLayout
 
 if TYPE_CHECKING:
-    from pace.llm.models.base_model import BaseModelForCausalLM
+    from pace.llm.models.model import Model
 
 MIN_BAND_BYTES = 1024
 """Minimum bytes of a row in a band of columns. It limits how often a page of the file is read: at most the page size
@@ -66,9 +66,7 @@ class TensorReader(Protocol):
         """Lets single rows of a tensor be read at any time, also after the files are closed."""
 
 
-def load_weights(
-    model: BaseModelForCausalLM, reader: TensorReader, workers: int, progress: Callable[[int], object]
-) -> None:
+def load_weights(model: Model, reader: TensorReader, workers: int, progress: Callable[[int], object]) -> None:
     """Fills every weight of a model from a checkpoint, `workers` pieces at a time; `progress` is called with the bytes
     of each piece.
 
@@ -80,7 +78,7 @@ def load_weights(
 
 
 def fill(
-    model: BaseModelForCausalLM,
+    model: Model,
     reader: TensorReader,
     names: Mapping[str, str],
     targets: Mapping[str, list[WeightTarget]],

@@ -15,6 +15,9 @@ import torch
 from pace import _C, __version__, env
 from pace.batch import BLOCK_SIZE
 from pace.checkpoints.reader import CheckpointReader
+from pace.llm.adapters.read import read_adapter
+from pace.llm.adapters.slots import AdapterSlots
+from pace.llm.adapters.weights import AdapterWeights
 from pace.llm.cache.identity import ModelIdentity, Setting
 from pace.llm.cache.manager import CacheManager, spec_of
 from pace.llm.cache.state_cache import budget_for
@@ -26,6 +29,7 @@ from pace.llm.loading.model import MAX_LOADING_THREADS, check_fits, fill_model, 
 from pace.llm.loading.options import LoadOptions, use_threads
 from pace.llm.loading.packed_weights import ExpertFile, PackedCopy, WeightsFile, check_has_experts
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.model import Model
 from pace.llm.operators import read_backend
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.prompts import NO_MEDIA, PromptEncoder
@@ -34,13 +38,10 @@ from pace.llm.processors.settings import FILES
 from pace.llm.runners import make_runner
 from pace.llm.speculation.build import Speculation
 from pace.llm.speculation.configs import MtpConfig
-from pace.memory import available_memory_bytes, format_bytes, parse_bytes
+from pace.memory import available_memory_bytes, format_bytes
 from pace.ops import native
 
 logger = logging.getLogger("pace")
-
-CACHE_SHARE = 0.5
-"""Share of the memory available after loading that the key/value cache may grow to."""
 
 
 class Loaded(NamedTuple):
@@ -54,6 +55,8 @@ class Loaded(NamedTuple):
     """The transformers tokenizer of the checkpoint; None if it has none."""
     defaults: SamplingConfig
     """The checkpoint's generation settings."""
+    checkpoint: Checkpoint
+    """The checkpoint, for its other files."""
     encoder: PromptEncoder = NO_MEDIA
     """Puts images and sound into prompts, if the model has towers for them."""
 
@@ -76,30 +79,34 @@ def load_model(options: LoadOptions) -> BaseModelForCausalLM:
     """
     threads = use_threads(options.num_threads, options.pin_threads)
     model, checkpoint = _find_model(options)
-    fill_model(model, checkpoint, threads, options.progress)
+    fill_model(model, checkpoint, threads, options.progress, _read_merged(options, checkpoint))
     return model
 
 
-def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = lambda tokenizer: None) -> Loaded:
+def open_model(
+    options: LoadOptions, check_tokenizer: Callable[[Any], object] = lambda tokenizer: None, embeds: bool = False
+) -> Loaded:
     """Finds a checkpoint, checks the options against it, reads its weights, and makes the engine.
 
     Errors in the options and the small files are found before gigabytes of weights are read or downloaded. Errors that
     options, config and headers show are found before the tokenizer is read. Sets the number of kernel threads of this
     process. `check_tokenizer` is called before weights are read, and may raise an error for a tokenizer, or for None.
+    With `embeds`, the model is for rows and scores of texts: it may be a classifier, and needs no LM head.
 
     Raises the errors of `load_model`, and TypeError for generation settings of the wrong type.
     """
     ops, progress = options.ops, options.progress
-    _check_paths(options)
+    check_paths(options)
     if ops is native:
-        _warn_of_missing_kernels()
+        warn_of_missing_kernels()
     threads = use_threads(options.num_threads, options.pin_threads)
-    model, checkpoint = _find_model(options)
+    model, checkpoint = _find_model(options, embeds)
     if checkpoint.gguf is None:  # the headers of other formats were not read yet
         CheckpointReader(checkpoint.path).close()
-    tokenizer = _find_tokenizer(options, checkpoint, model)
+    merged = _read_merged(options, checkpoint)
+    tokenizer = find_tokenizer(options, checkpoint, model)
     check_tokenizer(tokenizer)
-    defaults = _read_defaults(checkpoint, tokenizer, model)
+    defaults = SamplingConfig() if embeds else _read_defaults(checkpoint, tokenizer, model)
     processors = _read_processors(checkpoint, model)
     checkpoint.forget_vocabulary()
     speculation = Speculation.prepare(options.spec_config, model, checkpoint, tokenizer, ops, options.hub)
@@ -107,9 +114,9 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
     if share:
         _check_budget(options, model, share)
     if speculation.checkpoint is not None:
-        speculation.model.weights_file = _weights_file(options, speculation.model, speculation.checkpoint)
+        speculation.model.weights_file = weights_file(options, speculation.model, speculation.checkpoint)
 
-    fill_model(model, checkpoint, threads, progress)
+    fill_model(model, checkpoint, threads, progress, merged)
     speculation.load(model, threads, progress)
 
     budget = _cache_budget(options, model)
@@ -125,8 +132,10 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
         media_cache_bytes=options.media_bytes,
         max_tokens_per_step=tokens_per_step(model),
     )
-    engine.identity = _identity(options, model, checkpoint, threads)
-    return Loaded(model, engine, tokenizer, defaults, _make_encoder(options, processors, model, tokenizer))
+    engine.model.adapters = AdapterSlots(model, options.max_adapters, options.max_lora_rank)
+    engine.identity = _identity(options, model, checkpoint, threads, merged)
+    encoder = _make_encoder(options, processors, model, tokenizer)
+    return Loaded(model, engine, tokenizer, defaults, checkpoint, encoder)
 
 
 def _read_processors(checkpoint: Checkpoint, model: BaseModelForCausalLM) -> Processors:
@@ -156,32 +165,32 @@ def _make_encoder(
     return PromptEncoder(Processors(**found), tokenizer, options.max_image_tokens)
 
 
-def _find_model(options: LoadOptions) -> tuple[BaseModelForCausalLM, Checkpoint]:
+def _find_model(options: LoadOptions, embeds: bool = False) -> tuple[BaseModelForCausalLM, Checkpoint]:
     """Finds the checkpoint, downloaded if needed, and makes its model, without weights."""
 
     def make(path: Path) -> tuple[BaseModelForCausalLM, Checkpoint]:
         checkpoint = Checkpoint(path, options.media, options.mmproj)
-        return _make_model(options, checkpoint), checkpoint
+        return _make_model(options, checkpoint, embeds), checkpoint
 
     media = options.media and options.mmproj is None
     return make(find_checkpoint(options.model_name_or_path, **options.hub, check=make, media=media))
 
 
-def _make_model(options: LoadOptions, checkpoint: Checkpoint) -> BaseModelForCausalLM:
+def _make_model(options: LoadOptions, checkpoint: Checkpoint, embeds: bool) -> BaseModelForCausalLM:
     """Makes the model of a checkpoint, without weights; their files need not be downloaded yet. Raises for errors that
     config and headers show: an architecture, an option, too little memory."""
     dtypes = options.weight_dtype, options.ops, options.kv_dtype
-    model = make_model(checkpoint, *dtypes, options.quantization_config, options.media)
+    model = make_model(checkpoint, *dtypes, options.quantization_config, options.media, embeds)
     if isinstance(options.spec_config, MtpConfig):
         model.add_mtp()
-    model.weights_file = _weights_file(options, model, checkpoint)
+    model.weights_file = weights_file(options, model, checkpoint)
     _check_length(options, model)
     _check_budget(options, model, Fraction(0))
     check_fits(model, checkpoint)
     return model
 
 
-def _weights_file(options: LoadOptions, model: BaseModelForCausalLM, checkpoint: Checkpoint) -> WeightsFile | None:
+def weights_file(options: LoadOptions, model: Model, checkpoint: Checkpoint) -> WeightsFile | None:
     """The file of packed weights, present or to be written; None if weights are only kept in memory."""
     folder = options.weights_cache and Path(options.weights_cache).expanduser()
     if options.weights == "mapped":
@@ -191,7 +200,7 @@ def _weights_file(options: LoadOptions, model: BaseModelForCausalLM, checkpoint:
     return PackedCopy(checkpoint.path, folder) if folder and options.ops is native else None
 
 
-def _check_paths(options: LoadOptions) -> None:
+def check_paths(options: LoadOptions) -> None:
     """Raises the errors of `find_checkpoint` for a tokenizer or draft model given by path, before anything is read or
     downloaded."""
     for other in (options.tokenizer_name_or_path, getattr(options.spec_config, "model", None)):
@@ -211,7 +220,8 @@ def _is_path(path_or_id: str | Path) -> bool:
     )
 
 
-def _warn_of_missing_kernels() -> None:
+def warn_of_missing_kernels() -> None:
+    """Logs a warning if this build has no kernels for the best instruction set of this CPU."""
     best = _C.best_isa()
     if best not in _C.built_isas():
         logger.warning(
@@ -235,7 +245,8 @@ def _check_length(options: LoadOptions, model: BaseModelForCausalLM) -> None:
         )
 
 
-def _find_tokenizer(options: LoadOptions, checkpoint: Checkpoint, model: BaseModelForCausalLM) -> Any:
+def find_tokenizer(options: LoadOptions, checkpoint: Checkpoint, model: Model) -> Any:
+    """The tokenizer of the options, or of the checkpoint; None if that has none."""
     if options.tokenizer_name_or_path is None:
         return checkpoint.load_tokenizer(model.vocab_size, required=False)
     return Checkpoint(_tokenizer_path(options, checkpoint)).load_tokenizer(model.vocab_size)
@@ -247,7 +258,18 @@ def _tokenizer_path(options: LoadOptions, checkpoint: Checkpoint) -> Path:
     return find_checkpoint(options.tokenizer_name_or_path, **options.hub | {"revision": None}, weights=False)
 
 
-def _identity(options: LoadOptions, model: BaseModelForCausalLM, checkpoint: Checkpoint, threads: int) -> ModelIdentity:
+def _read_merged(options: LoadOptions, checkpoint: Checkpoint) -> AdapterWeights | None:
+    """The adapter to merge into the weights; None for none."""
+    return None if options.adapter is None else read_adapter(options.adapter, str(options.adapter), checkpoint)
+
+
+def _identity(
+    options: LoadOptions,
+    model: BaseModelForCausalLM,
+    checkpoint: Checkpoint,
+    threads: int,
+    merged: AdapterWeights | None,
+) -> ModelIdentity:
     """What saved keys and values must agree with. Numbers of threads and tokens are not a part of it."""
     backend = str(read_backend(options.backend)).removesuffix("-eager")  # the same bits
     isa = torch.backends.cpu.get_cpu_capability().lower() if backend == "torch" else _C.isa()
@@ -270,7 +292,8 @@ def _identity(options: LoadOptions, model: BaseModelForCausalLM, checkpoint: Che
         "isa": Setting(isa, "the instruction set", "set PACE_ISA={} if this CPU has it"),
     }
     workers = min(threads, MAX_LOADING_THREADS)
-    return ModelIdentity(settings, lambda: checkpoint.digest(_tokenizer_path(options, checkpoint), workers))
+    end = "" if merged is None else f" with {merged.digest}"
+    return ModelIdentity(settings, lambda: checkpoint.digest(_tokenizer_path(options, checkpoint), workers) + end)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -305,9 +328,8 @@ def _read_defaults(checkpoint: Checkpoint, tokenizer: Any, model: BaseModelForCa
 def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share: Fraction) -> None:
     """Raises ValueError if the cache has no room for one block, or for one sequence of `max_seq_len` tokens, after
     subtracting a draft model's share. Also for inconsistent sizes."""
-    budget = available_memory_bytes() * CACHE_SHARE
-    if options.kv_cache_bytes is not None:
-        budget = parse_bytes(options.kv_cache_bytes)
+    budget = options.cache_budget(available_memory_bytes())
+    if not options.takes_share:
         length = options.max_seq_len
         spec = spec_of(model.kv_spec, options.kv_cache_type)
         max_drafts = options.cache_options["max_drafts"]
@@ -325,9 +347,7 @@ def _cache_budget(options: LoadOptions, model: BaseModelForCausalLM) -> int:
     """Bytes for the keys and values of all models, once the weights are in memory. Pages of a packed copy are reported
     as available but must stay in memory."""
     available = available_memory_bytes(kept=model.mapped_nbytes if options.weights == "memory" else 0)
-    if options.kv_cache_bytes is None:
-        return int(available * CACHE_SHARE)
-    budget = parse_bytes(options.kv_cache_bytes)
+    budget = options.cache_budget(available)
     if budget > available:
         logger.warning(
             (

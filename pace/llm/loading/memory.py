@@ -11,10 +11,10 @@ from pace.memory import available_memory_bytes
 from pace.ops import native
 
 if TYPE_CHECKING:
-    from pace.llm.models.base_model import BaseModelForCausalLM
+    from pace.llm.models.model import Model
 
 
-def check_memory(model: BaseModelForCausalLM) -> None:
+def check_memory(model: Model) -> None:
     """Raises MemoryError if the weights need more than the available memory, except those of an ExpertFile. Otherwise
     the system would end the process. The plans of the matrices must be set."""
     ops, dtype = model.ops, model.dtype

@@ -17,7 +17,7 @@ from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 if TYPE_CHECKING:
     from pace.llm.loading.fill import TensorReader
-    from pace.llm.models.base_model import BaseModelForCausalLM
+    from pace.llm.models.model import Model
 
 logger = logging.getLogger("pace")
 
@@ -25,9 +25,10 @@ MAX_LISTED = 50
 """Maximum number of tensors listed per kind of mistake; a wrong config.json can cause thousands."""
 
 
-def match_names(model: BaseModelForCausalLM, reader: TensorReader) -> dict[str, str]:
+def match_names(model: Model, reader: TensorReader) -> dict[str, str]:
     """Returns name in the checkpoint -> name in the model, without the tensors of `other_parts` that no tower has.
-    Unties the head if the checkpoint has two different matrices, and drops towers that it does not have."""
+    Unties the head if the checkpoint has two different matrices. Drops towers and an optional head that it does not
+    have."""
     names = {name: name_in_model(model, name) for name in reader.tensors}
     model.towers = [tower for tower in model.towers if any(here.startswith(tower.prefix) for here in names.values())]
     of_towers = tuple(tower.prefix for tower in model.towers)
@@ -37,8 +38,11 @@ def match_names(model: BaseModelForCausalLM, reader: TensorReader) -> dict[str, 
         if here.startswith(of_towers) or not name.startswith(model.other_parts)
     }
     if not any(here.startswith(model.prefix) for here in names.values()):
-        whole = ("lm_head.", *of_towers)
+        whole = (*model.outside, *of_towers)
         names = {name: here if here.startswith(whole) else model.prefix + here for name, here in names.items()}
+    if type(model.lm_head) is LMHead and model.has_optional_head:
+        has_head = any(here.startswith("lm_head.") for here in names.values())
+        model.lm_head = model.lm_head if has_head else None
     if isinstance(model.lm_head, (TiedLMHead, SplitLMHead)):
         sources = {here: name for name, here in names.items()}
         head, embedding = sources.get("lm_head.weight"), sources.get(f"{model.embedding_name}.weight")
@@ -51,7 +55,7 @@ def match_names(model: BaseModelForCausalLM, reader: TensorReader) -> dict[str, 
     return names
 
 
-def name_in_model(model: BaseModelForCausalLM, name: str) -> str:
+def name_in_model(model: Model, name: str) -> str:
     """Returns the model's name for a tensor of a checkpoint that is not a bare decoder."""
     for prefix, here in model.text_prefixes.items():
         if name.startswith(prefix):
@@ -91,7 +95,7 @@ def _equal(a: Piece, b: Piece) -> bool:
 
 
 def check_coverage(
-    model: BaseModelForCausalLM,
+    model: Model,
     reader: TensorReader,
     names: Mapping[str, str],
     targets: Mapping[str, list[WeightTarget]],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,9 +83,10 @@ class LoadOptions:
     progress: bool = True
     """Shows a bar while loading, and while several prompts are continued, on a terminal or in a notebook."""
     kv_cache_bytes: int | str | None = None
-    """Maximum memory of keys and values, in bytes or as "2GiB", a draft model's included; None for half of the memory
-    available after loading. Only address space is reserved at first. Sequences that do not fit together take turns,
-    with the same results. A prompt that does not fit is refused; a sequence that fills the cache ends with "length"."""
+    """Maximum memory of keys and values, a draft model's included. In bytes, as "2GiB", or as "25%" of the memory
+    available after loading; None for "50%". Only address space is reserved at first. Sequences that do not fit together
+    take turns, with the same results. A prompt that does not fit is refused; a sequence that fills the cache ends with
+    "length"."""
     pin_threads: bool | None = None
     """True pins each thread to one CPU, for a process that has its CPUs to itself. None for PACE_PIN_THREADS, which is
     off by default (docs/threads.md)."""
@@ -120,6 +122,14 @@ class LoadOptions:
     mmproj: str | Path | None = None
     """The mmproj file of llama.cpp with the towers of a GGUF file; None for one that is found in its folder or
     repository (docs/media.md)."""
+    adapter: str | Path | None = None
+    """A LoRA adapter to merge into the weights, with `merge=True`: a directory that PEFT has saved, or a GGUF file."""
+    merge: bool = False
+    """True to merge `adapter`. Not for checkpoints that are quantised on disk (docs/adapters.md)."""
+    max_adapters: int = 8
+    """Maximum number of adapters that are loaded next to the model at once."""
+    max_lora_rank: int = 64
+    """Maximum rank of these adapters."""
 
     def __post_init__(self) -> None:
         optional = type(None)
@@ -131,8 +141,7 @@ class LoadOptions:
             getattr(self, name)  # raises for an invalid value
         read_threads(self.num_threads, self.pin_threads)
         self._check("max_seq_len", "an int >= 2 or None", int, optional)
-        if self.kv_cache_bytes is not None:
-            _read_bytes("kv_cache_bytes", self.kv_cache_bytes)
+        self.cache_budget(0)
         self._check("revision", "a branch, tag or commit, or None", str, optional)
         self._check("token", "a str, True, False or None", str, bool, optional)
         self._check("cache_dir", "a path or None", str, os.PathLike, optional)
@@ -146,6 +155,7 @@ class LoadOptions:
         self._check("mmproj", "a path or None", str, os.PathLike, optional)
         if self.mmproj is not None and not self.media:
             raise ValueError("mmproj must not be given with media=False, which leaves out towers")
+        self._check_adapters()
         self._check("weights_cache", "a path, False or None", str, os.PathLike, bool, optional)
         self._check_weights()
 
@@ -165,6 +175,21 @@ class LoadOptions:
         value = getattr(self, name)
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise TypeError(f"{name} must be {allowed}; got {type(value).__name__}")
+
+    def _check_adapters(self) -> None:
+        self._check("adapter", "a path or None", str, os.PathLike, type(None))
+        self._check("merge", "True or False", bool)
+        if self.merge != (self.adapter is not None):
+            raise ValueError(
+                "merge=True needs adapter=, the adapter to merge"
+                if self.merge
+                else "adapter= needs merge=True, which merges it into the weights; to keep it apart, load the model "
+                "without it, and call load_adapter(path, name)"
+            )
+        for name in ("max_adapters", "max_lora_rank"):
+            self._check(name, "an int >= 1", int)
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
 
     def _check_weights(self) -> None:
         if self.weights not in ("memory", "mapped"):
@@ -201,6 +226,21 @@ class LoadOptions:
         if self.prefix_cache_bytes == "auto":
             return None
         return _read_bytes("prefix_cache_bytes", self.prefix_cache_bytes, ', or "auto"')
+
+    def cache_budget(self, available: int) -> int:
+        """Returns the bytes for keys and values, if `available` bytes of memory are left after loading."""
+        size = "50%" if self.kv_cache_bytes is None else self.kv_cache_bytes
+        if not isinstance(size, str) or not size.strip().endswith("%"):
+            return _read_bytes("kv_cache_bytes", size, """, or a share such as '25%'""")
+        match = re.fullmatch(r"\s*(\d{1,3}(?:\.\d+)?)\s*%\s*", size, re.ASCII)
+        if match is None or not 0 < float(match[1]) <= 100:
+            raise ValueError(f"kv_cache_bytes: a share is a percentage above 0 and up to 100; got {size!r}")
+        return int(available * float(match[1]) / 100)
+
+    @property
+    def takes_share(self) -> bool:
+        """True if the bytes for keys and values depend on the available memory."""
+        return self.kv_cache_bytes is None or str(self.kv_cache_bytes).strip().endswith("%")
 
     @property
     def media_bytes(self) -> int:

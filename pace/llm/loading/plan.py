@@ -28,7 +28,7 @@ from pace.quant import Format, QuantizationConfig
 
 if TYPE_CHECKING:
     from pace.llm.loading.fill import TensorReader
-    from pace.llm.models.base_model import BaseModelForCausalLM
+    from pace.llm.models.model import Model
 
 logger = logging.getLogger("pace")
 
@@ -40,9 +40,7 @@ class StoredQuantized(NamedTuple):
     order: Tensor | None
 
 
-def plan_layout(
-    model: BaseModelForCausalLM, reader: TensorReader
-) -> tuple[dict[str, str], dict[str, list[WeightTarget]]]:
+def plan_layout(model: Model, reader: TensorReader) -> tuple[dict[str, str], dict[str, list[WeightTarget]]]:
     """Decides how each matrix is stored, from the checkpoint's contents and `model.quantize`; allocates nothing.
     Returns the result of `match_names`, and the targets of the model's tensors. Raises ValueError if the tensors do not
     match the config."""
@@ -67,7 +65,7 @@ def plan_layout(
     return names, targets
 
 
-def split_head(model: BaseModelForCausalLM, config: QuantizationConfig | None) -> None:
+def split_head(model: Model, config: QuantizationConfig | None) -> None:
     """Gives an LM head that is the embedding a matrix of its own if `config` has different formats for the two. Undoes
     it for another config."""
     if isinstance(model.lm_head, SplitLMHead):

@@ -15,13 +15,19 @@ from pathlib import Path, PurePosixPath
 
 from pace.checkpoints.gguf.shards import MAX_SHARDS, SHARD_NAME
 from pace.checkpoints.reader import GPTQ_NAME, INDEX_SUFFIX, OTHER_WEIGHT_SUFFIXES, SAFETENSORS_NAME, TORCH_NAME
+from pace.llm.decisions.config import DECISION_FILES
 from pace.llm.processors.settings import FILES as PROCESSOR_FILES
 from pace.tokenizer.loading import TOKENIZER_FILES, VOCABULARY_FILES
 
 QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 """Files in which AutoGPTQ, AutoAWQ and ModelOpt described the quantisation before config.json did, and their
 `quant_method`."""
-CONFIG_FILES = ("config.json", "generation_config.json", *PROCESSOR_FILES, *QUANTIZATION_FILES)
+CONFIG_FILES = ("config.json", "generation_config.json", *DECISION_FILES, *PROCESSOR_FILES, *QUANTIZATION_FILES)
+ENCODING_FILES = (
+    "modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "[0-9]_*/config.json",
+    "[0-9]_Dense/model.safetensors", "[0-9]_Dense/pytorch_model.bin",
+)  # fmt: skip
+"""Patterns of sentence-transformers' files (pace/llm/encoding/settings.py)."""
 DEFAULT_QUANT = "Q4_K_M"
 """Default quant of a GGUF repository, as in llama.cpp."""
 NOT_A_MODEL = ("mmproj", "imatrix")
@@ -45,9 +51,8 @@ def needed_files(
     Raises FileNotFoundError if the repository has no config.json or no usable weights.
     """
     names = sorted(names)
-    wanted = [
-        name for name in names if name in CONFIG_FILES or any(fnmatch(name, pattern) for pattern in TOKENIZER_FILES)
-    ]
+    patterns = (*TOKENIZER_FILES, *ENCODING_FILES)
+    wanted = [name for name in names if name in CONFIG_FILES or any(fnmatch(name, pattern) for pattern in patterns)]
     if not weights:
         return wanted
     if "config.json" not in names:

@@ -1,11 +1,10 @@
-"""Base class of causal language models: the forward pass, the names of its tensors, and reports about its weights."""
+"""Base class of causal language models: the forward pass, and what the engine asks of a model."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from pace.batch import ForwardBatch, KVSpec, LayerBlocks, LayerCache
 from pace.llm.layers import (
     Block,
     Embedding,
+    FloatLinear,
     Layer,
     LayerNorm,
     LMHead,
@@ -25,18 +25,13 @@ from pace.llm.layers import (
     TiedLMHead,
     UnitNorm,
 )
-from pace.llm.layers.base import FLOAT_DTYPES
 from pace.llm.layers.block import MixerBlocks
 from pace.llm.layers.rotary import Angles
-from pace.llm.loading.fill import TensorReader, load_weights
-from pace.llm.loading.packed_weights import WeightsFile
-from pace.llm.loading.plan import plan_weights, split_head
+from pace.llm.models.model import Model
 from pace.llm.models.model_config import ModelConfig
 from pace.llm.models.towers.tower import Tower
 from pace.media.media import MediaSpan
 from pace.ops.protocol import ForwardOps, Ops
-from pace.ops.weight_layout import WeightLayout
-from pace.quant import QuantizationConfig
 
 FINAL_NORM = -1
 """The tap after the final norm."""
@@ -48,65 +43,35 @@ class Recordable(Protocol):
     def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor: ...
 
 
-class BaseModelForCausalLM(Layer):
+class BaseModelForCausalLM(Model):
     """Embedding, decoder layers, final norm and LM head, which a subclass makes in its initialiser.
 
     Each decoder layer is called as `layer(ops, x [T, hidden], angles, batch, kv) -> x`. A loaded model is immutable, so
     that several threads may call `forward` if their batches write different targets of the cache."""
-
-    Config: ClassVar[type[ModelConfig]]
-    saved_as: ClassVar[str | None] = None
-    """The class that `transformers` names in checkpoints of this architecture, if it is another one."""
-    prefix: ClassVar[str] = "model."
-    """Prefix of all names but the head's. Checkpoints of the bare decoder lack it and load as well."""
-    embedding_name: ClassVar[str] = "model.embed_tokens"
-    ignored_tensors: ClassVar[tuple[str, ...]] = (r".*\.rotary_emb\.inv_freq",)
-    """Regular expressions of tensors in checkpoints that are ignored, such as buffers that are computed here."""
-
-    other_names: ClassVar[Mapping[str, str]] = {}
-    """Regular expressions of other names for tensors, and the name used here."""
-    text_prefixes: ClassVar[Mapping[str, str]] = {}
-    """Prefixes of names in checkpoints that name a part differently or also take images or sound, and the prefix used
-    here. An example is `lm_head.` for the head."""
-    other_parts: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of tensors that are ignored in such checkpoints, unless a tower has them: encoders of images and
-    sound."""
 
     embedding: Embedding
     rotaries: tuple[Rotary | Temperature, ...] = ()
     """The rotations of its layers: number i makes table i of a step's angles. Empty if positions are learned."""
     layers: list[Block]
     final_norm: RMSNorm | LayerNorm | UnitNorm | NoNorm
-    lm_head: LMHead | TiedLMHead
-    stored_as: str | None = None
-    """The weight file's own name for its quantisation."""
+    lm_head: LMHead | TiedLMHead | None
+    """None for a model that only gives rows; its logits are then the rows of the final norm."""
+    classifier: FloatLinear | None = None
+    """Logits `[N, labels]` of rows of a `*ForSequenceClassification`."""
+    has_optional_head: bool = False
+    """True if loading drops the head where the checkpoint has none."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, ops: Ops):
-        """Takes no memory yet: `load_weights` allocates after checking that the checkpoint fits. Matrices are stored in
-        `dtype`, and so are keys and values unless `kv_dtype` is changed. `ops` is the implementation that packs and
-        computes."""
-        if dtype not in FLOAT_DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(map(str, FLOAT_DTYPES))}; got {dtype}")
-        self.config = config
-        self.dtype = dtype
+        """Keys and values are stored in `dtype`, unless `kv_dtype` is changed."""
+        super().__init__(config, dtype, ops)
         self.kv_dtype = dtype
         """Dtype of keys and values: a float dtype, or int8. May be changed until a cache is made for `kv_spec`."""
-        self.ops = ops
-        self.quantization: QuantizationConfig | None = None
-        self.weights_file: WeightsFile | None = None
-        """The file from which `load_weights` maps packed weights; None for weights in memory."""
         self.taps: tuple[int, ...] = ()
         """Layers whose inputs a step also writes to `batch.kept`, side by side. The number of layers stands for the
         output of the last one, `FINAL_NORM` for that of the final norm. To be set before a runner is made."""
-        self.towers: list[Tower] = []
-        """Encoders of images and sound, at most one of each kind. Loading drops those that the checkpoint lacks."""
 
     # -------------------------------------------------------------------------------------------------------------
     # the engine's interface
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
 
     @property
     def max_position_embeddings(self) -> int:
@@ -142,6 +107,11 @@ class BaseModelForCausalLM(Layer):
         reads that as given rows (`ForwardBatch.of_wanted_tokens`), with the same bits as `compute`."""
         return None
 
+    @property
+    def layers_aside(self) -> list[Layer]:
+        """Layers that the forward pass does not run."""
+        return list(self.towers)
+
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Returns logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's targets of the cache."""
         return self.compute(self.ops, batch, self.angles(batch))
@@ -163,18 +133,23 @@ class BaseModelForCausalLM(Layer):
     def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
         """`forward` after the angles are computed: only `ops`, views, sums and the choice of rows, so that it can be
         recorded (pace/graph). The final norm and the head run only on the logit rows."""
+        return self.logits(ops, self.final_rows(ops, batch, angles))
+
+    def final_rows(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        """`compute` without the head: the rows `[R, row_size]` of the final norm that belong to `batch.logit_rows`."""
         x = self.embed(ops, batch)
         x = self.run_layers(ops, x, x, angles, batch, range(len(self.layers)))
         self._keep(batch, x, len(self.layers))
         if FINAL_NORM not in self.taps:
-            return self.head(ops, x[batch.logit_rows])
+            return self.final_norm(ops, x[batch.logit_rows])
         x = self.final_norm(ops, x)
         self._keep(batch, x, FINAL_NORM)
-        return self.logits(ops, x[batch.logit_rows])
+        return x[batch.logit_rows]
 
-    def ignored(self) -> Iterator[str]:
-        """Yields regular expressions of tensors in checkpoints that are ignored."""
-        yield from self.ignored_tensors
+    @property
+    def row_size(self) -> int:
+        """Width of the rows of the final norm."""
+        return self.hidden_size
 
     @property
     def kept_width(self) -> int:
@@ -230,12 +205,10 @@ class BaseModelForCausalLM(Layer):
     def after_layer(self, ops: ForwardOps, batch: ForwardBatch, x: Tensor, index: int) -> None:
         """Changes `x [T, hidden]`, the output of a layer, in place."""
 
-    def head(self, ops: ForwardOps, x: Tensor) -> Tensor:
-        """Returns the logits of the last layer's output `x [R, hidden]`."""
-        return self.logits(ops, self.final_norm(ops, x))
-
     def logits(self, ops: ForwardOps, x: Tensor) -> Tensor:
-        """Returns the logits of the final norm's output `x [R, hidden]`."""
+        """Returns the logits of the final norm's output `x [R, row_size]`; without a head, x itself."""
+        if self.lm_head is None:
+            return x
         logits = self.lm_head(ops, x)
         if self.config.logits_scale != 1.0:
             ops.scale_(logits, self.config.logits_scale)
@@ -254,6 +227,11 @@ class BaseModelForCausalLM(Layer):
             return TiedLMHead("lm_head", self.embedding, self.config.vocab_size, bias)
         return LMHead("lm_head", self.config.vocab_size, k, bias)
 
+    def add_classifier(self, num_labels: int) -> None:
+        """Replaces the LM head by the classifier of a `*ForSequenceClassification`, to be loaded with the model."""
+        self.lm_head = None
+        self.classifier = FloatLinear({"score": num_labels}, self.row_size)
+
     def add_mtp(self) -> None:
         """Adds the layer for multi-token prediction, to be loaded with the model. Raises NotImplementedError for a
         family without one."""
@@ -261,71 +239,6 @@ class BaseModelForCausalLM(Layer):
             f'spec_config="mtp" is not implemented for {type(self).__name__}; use PromptLookupConfig or '
             "DraftModelConfig for drafts"
         )
-
-    # -------------------------------------------------------------------------------------------------------------
-    # loading
-
-    def quantize(self, config: QuantizationConfig | None) -> None:
-        """Sets how `load_weights` quantises the matrices of a float checkpoint; None for not at all. Raises ValueError
-        for a config that does not fit this model."""
-        split_head(self, config)
-        plan_weights(self, self.lm_head, config, {})
-        self.quantization = config
-
-    def load_weights(
-        self, reader: TensorReader, workers: int = 1, progress: Callable[[int], object] = lambda num_bytes: None
-    ) -> None:
-        """Fills every weight from a checkpoint, as `pace.llm.loading.fill.load_weights`."""
-        load_weights(self, reader, workers, progress)
-
-    # -------------------------------------------------------------------------------------------------------------
-    # reports
-
-    def resident_bytes(self) -> dict[str, int]:
-        """Bytes of the loaded weights by part of the model: embedding, attention, MLP, norms, LM head. A tied matrix
-        counts for the embedding."""
-        return self._totals(lambda part: part.nbytes)
-
-    @property
-    def mapped_nbytes(self) -> int:
-        """Bytes of the weights that are in a file."""
-        return sum(layer.in_file.nbytes for layer in [*self.stacks(), *self.matrices()] if layer.in_file)
-
-    @property
-    def file_nbytes(self) -> int:
-        """Bytes of the tables that stay in the checkpoint's files, and are read row by row."""
-        return sum(table.file_nbytes for table in self.tables())
-
-    @property
-    def usual_layout(self) -> WeightLayout | None:
-        """The code layout with the most bytes; None if all weights are floats."""
-        sizes: Counter[WeightLayout] = Counter()
-        for matrix in self.matrices():
-            for part, layout in matrix.plan.layouts.items():
-                sizes[layout] += self.ops.weight_nbytes(matrix.parts[part], matrix.k, layout)
-        return sizes.most_common(1)[0][0] if sizes else None
-
-    @property
-    def storage_name(self) -> str:
-        """Name of the format of most weights: the requested format, that of a quantised checkpoint, or a dtype. A GGUF
-        file's own name is used, such as "Q4_K_M"."""
-        asked, stored = self.quantization and self.quantization.format, self.usual_layout
-        plans = [matrix.plan for matrix in self.matrices()]
-        if self.quantization and not asked and all(plan.formats or not plan.layouts for plan in plans):
-            stored = None  # only the exceptions of the config are quantised
-        return str(asked or (stored and self.stored_as) or stored or self.dtype).removeprefix("torch.")
-
-    def weight_counts(self) -> dict[str, int]:
-        """Elements of the weights by part, as in `resident_bytes`."""
-        return self._totals(lambda part: part.num_weights)
-
-    def _totals(self, size: Callable[[Layer], int]) -> dict[str, int]:
-        totals: Counter[str] = Counter()
-        for child in self.children():
-            inside = child.children() if child in self.layers else [child]
-            for part in inside:
-                totals[type(part).__name__] += size(part)
-        return dict(totals)
 
 
 def _each(cache: LayerCache | tuple[LayerCache, ...]) -> tuple[LayerCache, ...]:

@@ -47,7 +47,8 @@ HARMLESS = re.compile(
     |prefix|use_bfloat16|tf_legacy_loss|unsloth_.*|temperature|top_[kp]|typical_p|min_p|num_beams|num_beam_groups|do_sample
     |repetition_penalty|length_penalty|diversity_penalty|encoder_no_repeat_ngram_size|no_repeat_ngram_size|bad_words_ids
     |early_stopping|max_length|min_length|num_return_sequences|remove_invalid_values|exponential_decay_length_penalty
-    |chunk_size_feed_forward|neftune_.*|router_(aux|z)_loss_coef|router_jitter_noise|compression_config|pretraining_tp|pard_token|spd_type""",
+    |sentence_transformers|sbert_ce_default_activation_function|(is_)?matryoshka(_dimensions)?|is_original_qwen3_reranker
+    |classifier_from_token|chunk_size_feed_forward|neftune_.*|router_(aux|z)_loss_coef|router_jitter_noise|compression_config|pretraining_tp|pard_token|spd_type""",
     re.VERBOSE,
 )
 """Fields that do not affect a forward pass, as written by transformers and common training code."""
@@ -110,6 +111,17 @@ def flag(default: bool) -> Any:
     def read(value: Any) -> bool:
         if type(value) is not bool:
             raise ValueError("true or false")
+        return value
+
+    return declared(default, read)
+
+
+def choice(default: str, values: tuple[str, ...]) -> Any:
+    """One of some strings."""
+
+    def read(value: Any) -> str:
+        if value not in values:
+            raise ValueError(f"one of {', '.join(values)}")
         return value
 
     return declared(default, read)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.encoders.encoder import CLASSIFIER
+from pace.llm.models.encoders.encoder_list import ENCODER_LIST, find_encoder
 from pace.llm.models.families.afmoe import AfmoeForCausalLM
 from pace.llm.models.families.apertus import Apertus1p5ForConditionalGeneration, ApertusForCausalLM
 from pace.llm.models.families.bailing_hybrid import BailingHybridForCausalLM
@@ -229,9 +231,10 @@ OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1
 """Stems of a model_type that differ from the class's stem."""
 
 
-def read_config(raw: Any, media: bool = False) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
+def read_config(raw: Any, media: bool = False, embeds: bool = False) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
     """Returns the class and the config of a checkpoint, from its parsed config.json. With `media`, the config has the
-    towers for images and sound; otherwise it is the text part alone.
+    towers for images and sound; otherwise it is the text part alone. With `embeds`, also reads configs of classifiers
+    (`Qwen3ForSequenceClassification`); otherwise these and encoders are errors that name EmbeddingModel.
 
     The class is the one named by `architectures`, in any case and also as a bare decoder (`LlamaModel`); without
     `architectures`, by `model_type`. A `model_type` that `transformers` saves under another class (`saved_as`) counts
@@ -246,7 +249,12 @@ def read_config(raw: Any, media: bool = False) -> tuple[type[BaseModelForCausalL
             f" (and model_type {shown(raw.get('model_type'))})"
         )
     known = {_stem(name): model_class for name, model_class in MODEL_LIST.items()}
-    for name in names:
+    bare = [name.removesuffix(CLASSIFIER) for name in names]
+    if find_encoder(raw) or not embeds and any(name not in names and _stem(name) in known for name in bare):
+        raise NotImplementedError(
+            f"{shown(names[0])} makes vectors or scores of texts and generates none; load it with EmbeddingModel(...)"
+        )
+    for name in bare:
         if model_class := known.get(_stem(name)):
             other = known.get(_stem(str(raw.get("model_type"))), model_class)
             if other is not model_class and other.saved_as != model_class.__name__:
@@ -256,7 +264,8 @@ def read_config(raw: Any, media: bool = False) -> tuple[type[BaseModelForCausalL
             config = other.Config.from_dict(raw)
             return other, config.with_media(raw) if media else config
     raise NotImplementedError(
-        f"the architecture {shown(names[0])} is not implemented; implemented: {', '.join(MODEL_LIST)}"
+        f"the architecture {shown(names[0])} is not implemented; implemented: "
+        f"{', '.join([*(ENCODER_LIST if embeds else ()), *MODEL_LIST])}"
     )
 
 

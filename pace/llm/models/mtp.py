@@ -83,6 +83,10 @@ class MultiTokenForCausalLM(BaseModelForCausalLM):
             self.make_norm(f"{name}.shared_head.norm"),
         )
 
+    @property
+    def layers_aside(self) -> list[Layer]:
+        return [*super().layers_aside, *([self.mtp] if self.mtp is not None else [])]
+
     def choose(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
         super().choose(tensors)
         if self.mtp is not None:

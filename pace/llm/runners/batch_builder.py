@@ -21,6 +21,9 @@ _TABLE_STEP = 8
 """The block table's width grows in steps of this, so that decoding changes the shape every 128 tokens instead of every
 16."""
 
+Slots = list[tuple[int, float]]
+"""Slot and weight of each adapter of a sequence."""
+
 
 class BatchBuilder:
     """Builds the `ForwardBatch` of a list of spans. The tensors of a batch are overwritten by the next `build`."""
@@ -41,10 +44,12 @@ class BatchBuilder:
         self._kept_width = kept_width
         self._given_width = given_width
         self._shape: tuple[int, ...] = ()
+        self._routed: tuple[list[tuple[int, Slots]], ForwardBatch, ForwardBatch] | None = None
+        """Number of tokens and slots of the last spans that had adapters, their batch, and the batch with routing."""
 
     def build(self, spans: list[Span], kv: list[LayerBlocks]) -> ForwardBatch:
         ends = [span.end for span in spans]
-        rows = [span.num_rows for span in spans]
+        rows = [span.num_wanted for span in spans]
         num_tokens = sum(ends) - sum(span.start for span in spans)
         width = -(-max(ends) // (BLOCK_SIZE * _TABLE_STEP)) * _TABLE_STEP
         shape = (len(spans), num_tokens, sum(rows), width)
@@ -66,6 +71,10 @@ class BatchBuilder:
         batch = self._batch
         if batch.states is not None:
             batch = self._with_states(spans, batch.states)
+        for span in spans:
+            if span.sequence.adapter:
+                batch = self._with_routing(spans, batch)
+                break
         if self._rows_of and any(span.sequence.media for span in spans):
             batch = self._with_media(spans, self._rows_of, batch)
         return batch
@@ -85,6 +94,24 @@ class BatchBuilder:
         changes = {"states": replace(states, mark_rows=rows, mark_slots=slots)}
         others = tuple(replace(other, **changes) for other in self._batch.others)
         return replace(self._batch, **changes, others=others)
+
+    def _with_routing(self, spans: list[Span], batch: ForwardBatch) -> ForwardBatch:
+        """The batch, with the adapters of its tokens."""
+        adapters = self._model.adapters
+        wanted = [(span.end - span.start, adapters.route(span.sequence.adapter)) for span in spans]
+        if self._routed and self._routed[0] == wanted and self._routed[1] is batch:
+            return self._routed[2]
+        per_row = max(len(slots) for _, slots in wanted)
+        routing, first = np.zeros((sum(count for count, _ in wanted), 2 * per_row), dtype=np.float32), 0
+        routing[:, :per_row] = -1
+        for count, slots in wanted:
+            for place, (slot, weight) in enumerate(slots):
+                routing[first : first + count, place] = slot
+                routing[first : first + count, per_row + place] = weight
+            first += count
+        routed = replace(batch, routing=torch.from_numpy(routing))
+        self._routed = wanted, batch, routed
+        return routed
 
     def _with_media(
         self, spans: list[Span], rows_of: Callable[[Sequence, Media], Tensor], batch: ForwardBatch

@@ -18,6 +18,7 @@ from pace.llm.models.towers.tower import Slice
 from pace.llm.operators import OPERATORS, OperatorConfig, OperatorReport, OperatorRun
 from pace.llm.runners.runner import ModelRunner
 from pace.ops import native, reference
+from pace.ops.adapters import AdapterTable
 from pace.ops.weight import PackedWeight
 
 
@@ -35,7 +36,15 @@ class EagerRunner(ModelRunner):
         self._ops = RoutedOps(chosen, product_operators(model))
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        return self.model.compute(self._ops, batch, self.model.angles(batch))
+        ops = self.adapted(self._ops, batch.routing, batch.logit_rows)
+        return self.model.compute(ops, batch, self.model.angles(batch))
+
+    def final_rows(self, batch: ForwardBatch) -> Tensor:
+        ops = self.adapted(self._ops, batch.routing, batch.logit_rows)
+        return self.model.final_rows(ops, batch, self.model.angles(batch))
+
+    def logits(self, rows: Tensor, routing: Tensor | None = None) -> Tensor:
+        return self.model.logits(self.adapted(self._ops, routing), rows)
 
     def run_slice(self, piece: Slice, batch: ForwardBatch, angles: Angles) -> Tensor:
         return piece.compute(self._ops, batch, angles)
@@ -111,6 +120,8 @@ class TwinsOnPackedWeights:
 def _dense(argument: Any) -> Any:
     if isinstance(argument, PackedWeight):
         return reference.DenseWeight(native.unpack(argument), argument.glu)
+    if isinstance(argument, AdapterTable):
+        return argument.converted(_dense)
     if isinstance(argument, native.ExpertStack):
         return reference.DenseStack([_dense(expert) for expert in argument.experts])
     return argument

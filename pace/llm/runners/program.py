@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,12 +12,42 @@ from torch import Tensor
 from pace.batch import ForwardBatch
 from pace.graph import Program
 from pace.graph.instructions import Instruction
+from pace.llm.adapters.adapted import AdaptedModel
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.towers.tower import Slice
 from pace.llm.operators import OPERATORS, OperatorReport, OperatorRun
 from pace.llm.runners.eager import product_operators
 from pace.llm.runners.runner import ModelRunner
+from pace.ops.adapters import AdapterTable
+from pace.ops.protocol import ForwardOps
+
+
+@dataclass(frozen=True, eq=False)
+class FinalRows:
+    """The forward pass up to the final norm."""
+
+    model: BaseModelForCausalLM
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        return self.model.final_rows(ops, batch, angles)
+
+
+@dataclass(eq=False)
+class Recorded:
+    """The programs of a forward pass."""
+
+    whole: Program
+    stages: list[Program]
+    """The same in two parts, for steps in which some tokens need no logits; empty for models that have no stages."""
+    rows: Program | None
+    """The program without the head, recorded on first use."""
+    tables: Mapping[int, AdapterTable] = field(default_factory=dict)
+    """The adapters of its products."""
+
+    @property
+    def programs(self) -> list[Program]:
+        return [self.whole, *self.stages]
 
 
 class ProgramRunner(ModelRunner):
@@ -24,27 +56,67 @@ class ProgramRunner(ModelRunner):
     def __init__(self, model: BaseModelForCausalLM, optimise: bool = True):
         """Records the forward pass; without `optimise`, one instruction per operation (`Program`)."""
         super().__init__(model)
-        layers, halves = model.kv_spec.layers, [rotary.half for rotary in model.rotaries]
-        self.program = Program(model, layers, halves, optimise)
-        self._stages: list[Program] = []
-        """The same in two parts, for steps in which some tokens need no logits."""
-        for stage in model.stages or ():
-            self._stages.append(Program(stage, layers, halves, optimise, neighbour=self.program))
+        self._optimise = optimise
+        self._profiles = False
+        self._plain = self._record({})
+        self._adapted: Recorded | None = None
+        """With adapters; recorded for the first step that has any."""
         self.num_steps: Counter[Program] = Counter()
         self._slices: dict[Slice, Program] = {}
         """Programs of the towers, recorded on first use."""
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        if self._stages and len(batch.logit_rows) < len(batch.tokens):
-            return self._forward_in_stages(batch)
-        return self._run(self.program, batch)
+    @property
+    def program(self) -> Program:
+        """The program of the whole forward pass, without adapters."""
+        return self._plain.whole
 
-    def _forward_in_stages(self, batch: ForwardBatch) -> Tensor:
-        first, tail = self._stages
+    def _record(self, tables: Mapping[int, AdapterTable]) -> Recorded:
+        model, neighbour = self.model, None
+        layers, halves = model.kv_spec.layers, [rotary.half for rotary in model.rotaries]
+        programs: list[Program] = []
+        for part in (model, *(model.stages or ())):
+            adapted = AdaptedModel(part, tables) if tables else part
+            neighbour = programs[0] if programs else self._plain.whole if tables else None
+            programs.append(Program(adapted, layers, halves, self._optimise, neighbour))
+            programs[-1].set_profiling(self._profiles)
+        return Recorded(programs[0], programs[1:], programs[0] if model.lm_head is None else None, tables)
+
+    def _recorded(self, batch: ForwardBatch) -> Recorded:
+        """The programs for a step. Without adapters in it, they are those of a model that has none."""
+        if batch.routing is None:
+            return self._plain
+        if self._adapted is None or self._adapted.tables is not self.adapters.tables:
+            self._adapted = self._record(self.adapters.tables)
+        return self._adapted
+
+    @property
+    def _programs(self) -> list[Program]:
+        return [*self._plain.programs, *(self._adapted.programs if self._adapted else ())]
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        recorded = self._recorded(batch)
+        if recorded.stages and len(batch.logit_rows) < len(batch.tokens):
+            return self._forward_in_stages(recorded.stages, batch)
+        return self._run(recorded.whole, batch)
+
+    def _forward_in_stages(self, stages: list[Program], batch: ForwardBatch) -> Tensor:
+        first, tail = stages
         x = self._run(first, batch)
         if not len(batch.logit_rows):
             return torch.empty(0, self.vocab_size)
         return self._run(tail, batch.of_wanted_tokens(x))
+
+    def final_rows(self, batch: ForwardBatch) -> Tensor:
+        recorded = self._recorded(batch)
+        if recorded.rows is None:
+            part = FinalRows(self.model)
+            adapted = AdaptedModel(part, recorded.tables) if recorded.tables else part
+            layers, halves = self.model.kv_spec.layers, [rotary.half for rotary in self.model.rotaries]
+            recorded.rows = Program(adapted, layers, halves, neighbour=self.program)
+        return self._run(recorded.rows, batch)
+
+    def logits(self, rows: Tensor, routing: Tensor | None = None) -> Tensor:
+        return self.model.logits(self.adapted(self.model.ops, routing), rows)
 
     def _run(self, program: Program, batch: ForwardBatch) -> Tensor:
         found = program.run(batch, self.model.angles(batch))
@@ -53,14 +125,15 @@ class ProgramRunner(ModelRunner):
 
     def set_profiling(self, on: bool) -> None:
         """Starts timing every instruction from zero, or stops."""
-        for program in (self.program, *self._stages):
+        self._profiles = on
+        for program in self._programs:
             program.set_profiling(on)
 
     def timings(self) -> list[tuple[Instruction, str, float]]:
         """Returns (instruction, description, seconds over all runs) of every instruction that ran, in order."""
         return [
             (instruction, name, seconds)
-            for program in (self.program, *self._stages)
+            for program in self._programs
             for instruction, (name, runs, seconds) in zip(program.instructions, program.timings(), strict=True)
             if runs
         ]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from pace.batch import ForwardBatch, KVSpec
+from pace.llm.adapters.adapted import AdaptedOps
+from pace.llm.adapters.slots import AdapterSlots
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.towers.tower import Slice, Tower
@@ -22,10 +25,26 @@ class ModelRunner(ABC):
     def __init__(self, model: BaseModelForCausalLM):
         """The model's weights must be loaded."""
         self.model = model
+        self.adapters = AdapterSlots(model)
+        """The adapters that steps may name. May be replaced until one is loaded."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Returns logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache."""
+
+    @abstractmethod
+    def final_rows(self, batch: ForwardBatch) -> Tensor:
+        """Returns the rows of the final norm `[R, row_size]` that belong to `batch.logit_rows`: `forward` without the
+        head."""
+
+    @abstractmethod
+    def logits(self, rows: Tensor, routing: Tensor | None = None) -> Tensor:
+        """Returns the logits `[R, V]` of rows of the final norm, with the bits of `forward`. `routing [R, 2 k]`: the
+        adapters of the rows, as in `ForwardBatch`."""
+
+    def adapted(self, ops: Any, routing: Tensor | None, logit_rows: Tensor | None = None) -> Any:
+        """Returns operations with the adapters of `routing`; `ops` without any. `logit_rows`: as in `ForwardBatch`."""
+        return ops if routing is None else AdaptedOps(ops, self.adapters.tables, routing, logit_rows)
 
     @abstractmethod
     def run_slice(self, piece: Slice, batch: ForwardBatch, angles: Angles) -> Tensor:
@@ -42,6 +61,10 @@ class ModelRunner(ABC):
     @property
     def vocab_size(self) -> int:
         return self.model.vocab_size
+
+    @property
+    def row_size(self) -> int:
+        return self.model.row_size
 
     @property
     def max_position_embeddings(self) -> int:

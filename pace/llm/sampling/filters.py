@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.configs import SamplingConfig
-from pace.ops.reference_sampling import keep_typical_, top_k_top_p_
+from pace.ops.reference_parts.sampling import keep_typical_, top_k_top_p_
 
 Filter = Callable[[Tensor], None]
 """Function that divides logits `[V]` by the temperature and sets those that are filtered out to -inf, in place."""

@@ -22,7 +22,8 @@ class HeadShadow(Sequence):
         super().__init__(sequence.tokens[1 : start + 1], strategy=None, stopping=None, max_length=max_length)
         self.num_prompt_tokens = sequence.num_prompt_tokens
         self.recomputed_length = sequence.recomputed_length
-        self.cache_salt = f"{sequence.tokens[0]} {sequence.cache_salt or ''}"
+        # The target's rows depend on its adapters. The head itself has none.
+        self.cache_salt = f"{sequence.tokens[0]} {sequence.adapter or ''} {sequence.cache_salt or ''}"
         self.next = start
         """Index of the token with the next row."""
         self.rows = torch.empty(0, width)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import weakref
 from typing import Any
 
 from pace.checkpoints.vocabulary import BYTE_LETTERS
 
 _LETTERS = {letter: byte for byte, letter in enumerate(BYTE_LETTERS)}
 _BLANK = re.compile(r'Metaspace\(replacement="(.)"|Replace\(pattern=String\("(.)"\), content=" "\)')
-_tables: weakref.WeakKeyDictionary[Any, TokenBytes] = weakref.WeakKeyDictionary()
+_NAME = "_pace_token_bytes"
+"""Attribute of a tokenizer with its table, which is freed with it."""
 
 
 class TokenBytes:
@@ -37,9 +37,11 @@ class TokenBytes:
         """Returns the table of a tokenizer, cached per tokenizer."""
         if tokenizer is None:
             return cls(None)
-        if tokenizer not in _tables:
-            _tables[tokenizer] = cls(tokenizer)
-        return _tables[tokenizer]
+        table = vars(tokenizer).get(_NAME)
+        if table is None or table._tokenizer is not tokenizer:  # a copy has the table of its original
+            table = cls(tokenizer)
+            setattr(tokenizer, _NAME, table)
+        return table
 
     def __getitem__(self, token: int) -> bytes:
         """Returns the bytes of a token; for a special token those of its name; b"" for ids beyond the tokenizer."""

@@ -72,10 +72,20 @@ def attention(
 
 
 def check_vectors_of_heads(options: AttentionOptions, heads: int) -> None:
-    """Raises ValueError for sinks or slopes that do not have a number for each query head."""
+    """Raises ValueError for sinks or slopes that do not have a number for each query head. The same for biases without
+    an odd number for each."""
     for name in ("sinks", "slopes"):
         if (vector := getattr(options, name)) is not None:
             check_vector(name, vector, heads)
+    biases = options.biases
+    if biases is not None and (
+        biases.dtype != torch.float32
+        or biases.ndim != 2
+        or biases.shape[0] != heads
+        or biases.shape[1] % 2 == 0
+        or not biases.is_contiguous()
+    ):
+        raise ValueError(f"biases must be contiguous float32 [{heads}, 2 R + 1]; got {describe(biases)}")
 
 
 def kv_view(kv: LayerBlocks) -> _C.KvView:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pace import _C
-from pace.ops.checks import check_rows, check_vector
+from pace.ops.checks import check_pooling, check_rows, check_vector
 
 
 def scale_(x: Tensor, factor: float) -> None:
@@ -55,6 +55,14 @@ def concatenate(a: Tensor, b: Tensor) -> Tensor:
     out = torch.empty(rows, columns + more)
     _C.place_rows(out[:, :columns], a, None, False)
     _C.place_rows(out[:, columns:], b, None, False)
+    return out
+
+
+def pool(x: Tensor, starts: Tensor, pooling: str) -> Tensor:
+    columns, count = check_rows("x", x)[1], len(starts) - 1
+    check_vector("starts", starts, max(1, count + 1), torch.int32)
+    out = torch.empty(count, columns)
+    _C.pool(x, check_pooling(pooling), starts, count, out)
     return out
 
 

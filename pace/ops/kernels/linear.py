@@ -32,9 +32,7 @@ def linear(
     """Numerics: fp32 accumulation in ascending k. If the instruction set multiplies bf16 pairs and the weight is bf16,
     x is rounded to bf16 first. For integer codes, x is quantised to int8 in groups, and products of a group are exact
     (csrc/kernels/linear_quantized.inl). A row's result does not depend on the other rows (csrc/kernels/linear.inl)."""
-    if weight.glu:
-        raise ValueError("this weight holds gate and up rows; use linear_glu")
-    return _product(x, weight, bias, activation, residual)
+    return _product(x, weight, bias, activation, residual, weight.n)
 
 
 def linear_glu(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | None = None) -> Tensor:
@@ -43,7 +41,7 @@ def linear_glu(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | 
         raise ValueError(
             "linear_glu needs a weight made with glu=True, whose rows are [gate; up]; use linear for others"
         )
-    return _product(x, weight, bias, activation, None)
+    return _product(x, weight, bias, activation, None, weight.n_out)
 
 
 def activation(x: Tensor, activation: Activation) -> Tensor:
@@ -55,17 +53,31 @@ def activation(x: Tensor, activation: Activation) -> Tensor:
     return out
 
 
+def glu(x: Tensor, activation: str) -> Tensor:
+    rows, columns = check_rows("x", x)
+    if columns % 2:
+        raise ValueError(f"x must be float32 [T, 2 K], gate and up; got {describe(x)}")
+    out = torch.empty(rows, columns // 2)
+    _C.glu(activation, x, out)
+    return out
+
+
 def _product(
-    x: Tensor, weight: PackedWeight, bias: Tensor | None, activation: Activation | None, residual: Tensor | None
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    activation: Activation | None,
+    residual: Tensor | None,
+    num_columns: int,
 ) -> Tensor:
     rows, columns = check_rows("x", x)
     if columns != weight.k:
         raise ValueError(f"x must be float32 [T, {weight.k}] with contiguous rows; got {describe(x)}")
-    out = torch.empty(rows, weight.n_out)
+    out = torch.empty(rows, num_columns)
     for name, tensor, shape in (("bias", bias, (weight.n,)), ("residual", residual, out.shape)):
         if tensor is not None and (
             tensor.dtype != torch.float32 or tensor.shape != shape or not tensor.is_contiguous()
         ):
             raise ValueError(f"{name} must be contiguous float32 {list(shape)}; got {describe(tensor)}")
-    _C.linear(x, weight, bias, activation, residual, out)
+    _C.linear(x, weight, bias, activation, residual, out, weight.glu and num_columns == weight.n)
     return out

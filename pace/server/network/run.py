@@ -12,15 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import os
 import resource
 import signal
 import socket
 import stat
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -29,6 +27,7 @@ import uvicorn
 from pace.server.network.protocol import Connection
 from pace.server.network.security import Application, Gate
 from pace.server.network.starting import Starting
+from pace.server.network.threads import in_thread
 from pace.server.options import ServeOptions
 
 Result = TypeVar("Result")
@@ -46,21 +45,21 @@ SPARE_FILES = 256
 
 
 class Service(Protocol):
-    """Loads the model and answers requests."""
+    """Loads models and answers requests."""
 
-    status: str
-    """ "loading", "ready", "draining" or "failed"."""
     max_body_bytes: int
-    """Maximum size of a body, once the model is loaded."""
+    """Maximum size of a body, now."""
+    is_loading: bool
+    """True while a thread loads a model, which cannot be stopped."""
 
-    def load(self) -> None:
-        """Loads the model, on its own thread; returns when it is ready. Raises the error of loading."""
+    async def load(self) -> None:
+        """Loads the models. Raises the error of loading, if there is nothing to serve."""
 
     async def drain(self, seconds: float) -> None:
         """Takes no more requests. Returns when the running ones are done, or cancels them after `seconds`."""
 
     def close(self) -> None:
-        """Frees the model."""
+        """Frees the models. Not called while one is loaded."""
 
 
 class CannotListen(ValueError):
@@ -87,32 +86,34 @@ async def _serve(
     options: ServeOptions, make: Callable[[], tuple[Service, Application]], listener: socket.socket
 ) -> int:
     starting = Starting()
-    max_body_bytes = options.limits.body_bytes
-    server = _Server(uvicorn_config(options, Gate(starting, options), lambda: max_body_bytes))
+    service: Service | None = None
+
+    def max_body_bytes() -> int:
+        return options.limits.body_bytes if service is None else service.max_body_bytes
+
+    server = _Server(uvicorn_config(options, Gate(starting, options), max_body_bytes))
     url = _url(options, listener)
     with _first_signal(options) as stop:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await _first_of(server.is_listening.wait(), serving)
 
-        async def result_of(function: Callable[[], Result]) -> Result:
-            """Runs `function` on its own thread and returns its result. A signal, or the end of the server, takes
-            precedence."""
-            result = _in_thread(function)
+        async def result_of(work: Awaitable[Result]) -> Result:
+            """Returns the result of `work`. A signal, or the end of the server, takes precedence."""
+            result = asyncio.ensure_future(work)
             await _first_of(result, stop.wait(), serving)
             if stop.is_set() and not result.done():
                 _exit(options, 0)  # a loading thread cannot be stopped, and no client waits for an answer
             return await result
 
         try:
-            service, starting.app = await result_of(make)
-            _say(f"serving {options.model_names[0]} at {url}, and loading it")
+            service, starting.app = await result_of(in_thread(make))
+            names = [entry.names[0] for entry in options.entries]
+            _say(f"serving {', '.join(names)} at {url}, and loading {'it' if len(names) == 1 else 'them'}")
             if not options.is_local and options.tls_certificate is None:
                 _say(
                     "keys and prompts cross the network in the clear: use --tls-cert and --tls-key, or a proxy with TLS"
                 )
-            await result_of(service.load)
-            max_body_bytes = service.max_body_bytes
-            gc.freeze()  # loaded objects stay: garbage collection need not visit them while all threads wait
+            await result_of(service.load())
             _say(f"ready at {url}")
             await _first_of(stop.wait(), serving)
             _say(f"stopping: requests have {options.limits.drain_seconds:g} s to finish; a second signal ends them now")
@@ -120,6 +121,8 @@ async def _serve(
         finally:
             server.should_exit = True
             await serving
+        if service.is_loading:
+            _exit(options, 0)  # as above: its client has got 503
         service.close()
     return 0
 
@@ -272,26 +275,6 @@ def _exit(options: ServeOptions, code: int) -> None:
     _remove_unix(options)
     sys.stderr.flush()
     os._exit(code)
-
-
-def _in_thread(function: Callable[[], Result]) -> asyncio.Future[Result]:
-    """Runs `function` on a daemon thread and returns a future of its result."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
-
-    def set_if_waiting(set_outcome: Callable[[Any], None], outcome: Any) -> None:
-        if not future.done():
-            set_outcome(outcome)
-
-    def work() -> None:
-        try:
-            set_outcome, outcome = future.set_result, function()
-        except BaseException as error:
-            set_outcome, outcome = future.set_exception, error
-        loop.call_soon_threadsafe(set_if_waiting, set_outcome, outcome)
-
-    threading.Thread(target=work, name="pace-load", daemon=True).start()
-    return future
 
 
 async def _first_of(*waited: Any) -> None:

@@ -62,7 +62,8 @@ class Prefixes:
         Raises ValueError if the folder cannot be used."""
         if isinstance(driver.engine.cache.prefix, NoPrefixCache):
             raise ValueError(f"prefix_dir={folder} needs the prefix cache, which this model is loaded without")
-        self._folder, self._driver, self._limits = folder, driver, limits
+        self._folder, self._limits = folder, limits
+        self._driver: EngineDriver | None = driver
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pace-prefixes")
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -83,6 +84,10 @@ class Prefixes:
                 yield Prefix(about["name"], about["owner"], about["salt"], saved.tokens, path)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 logger.warning("a kept prefix is not used: %s", error)
+
+    def attach(self, driver: EngineDriver | None) -> None:
+        """Goes on with the model loaded anew, or without it: `save` and `restore` need it."""
+        self._driver = driver
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

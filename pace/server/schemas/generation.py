@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.limits import MAX_PRIORITY
 from pace.ops.rules import Rules
+from pace.server.adapters.request import read_scales
 from pace.server.errors import ApiError, invalid
 from pace.server.jobs import ChatPrompt, GenerationJob, TextPrompts
 from pace.server.limits import Limits
@@ -45,7 +46,7 @@ class GenerationRequest(create_model("RuleFields", __base__=StructuredRequest, *
         "use_beam_search": "beam search is not supported over HTTP; use best_of, or LLMModel.generate with num_beams",
         "prompt_embeds": "embeddings are not supported as input",
         "logits_processors": "code from clients is not run",
-        "lora_request": "adapters are not supported",
+        "lora_request": "name an adapter as the model",
         "store": "nothing is stored here",
         "mm_processor_kwargs": MEDIA_OPTIONS,
         "media_io_kwargs": MEDIA_OPTIONS,
@@ -89,6 +90,8 @@ class GenerationRequest(create_model("RuleFields", __base__=StructuredRequest, *
     priority: int | None = None
     cache_salt: str | None = None
     best_of: int | None = None
+    lora: list[Any] | None = None
+    """llama.cpp's list of adapters: `{"id", "scale"}` each."""
 
     def settings(
         self,
@@ -157,6 +160,7 @@ class GenerationRequest(create_model("RuleFields", __base__=StructuredRequest, *
             truncate_prompt=self.truncate_prompt_tokens,
             priority=-(self.priority or 0),  # lower is earlier on the wire
             cache_salt=self.cache_salt,
+            lora=read_scales(self.lora, settings.limits),
             bad_words=bad_words,
             tokens_named=settings.tokens_named,
             budget_param=settings.budget_param,

@@ -55,10 +55,11 @@ def write_gguf(
     types: str | Callable[[str], str] = "F32",
     add: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
     tensors_a_shard: int = 0,
+    without: tuple[str, ...] = ("-",),
 ) -> dict[str, Tensor]:
     """Writes the checkpoint in `folder` (config.json and one model.safetensors) to `path`. Returns the weights that the
     file holds, in float32 and by the Hub's names. `types` is ggml's name of the matrices' type, for all or by name.
-    `add` may add more to the file."""
+    `add` may add more to the file. Tensors whose names begin with one of `without` are left out."""
     config = json.loads((folder / "config.json").read_text())
     config = config.get("thinker_config", config)
     config |= {**config.get("text_config", {}), "model_type": config["model_type"]}
@@ -69,6 +70,8 @@ def write_gguf(
     names = tensor_names(architecture, config.get("num_hidden_layers") or 8)
     held, state = {}, load_file(folder / "model.safetensors")
     for name, tensor in rearranged(state, config).items():
+        if name.startswith(without):
+            continue
         is_matrix = tensor.ndim >= 2 and "norm" not in name and not name.endswith(("bias", "ffn_gate_inp.weight"))
         kind = ternary_types.kind_of((types if isinstance(types, str) else types(name)) if is_matrix else "F32")
         data, held[name] = stored(tensor.float().contiguous(), kind, seed=len(held))

@@ -69,8 +69,8 @@ def put(key, value, kind):
          r"rope_freqs.weight must have a factor for each of 4 pairs; got \[3\]"),
         (lambda writer: writer.add_tensor("blk.0.ffn_gate_exps.weight", torch.ones(2, 3).numpy()), ValueError,
          r"unexpected \(1\): model\.layers\.0\.mlp\.experts\.gate_proj\.weight"),
-        (put("tokenizer.ggml.model", "bert", "string"), NotImplementedError,
-         "a tokenizer of type 'bert', .*implemented: gpt2, llama, gemma4. Give tokenizer_name_or_path"),
+        (put("tokenizer.ggml.model", "rwkv", "string"), NotImplementedError,
+         "a tokenizer of type 'rwkv', .*implemented: gpt2, llama, gemma4, .*Give tokenizer_name_or_path"),
         (put("tokenizer.ggml.model", "gpt2", "string"), ValueError, "has no tokenizer.ggml.tokens"),
     ],
 )  # fmt: skip

@@ -115,6 +115,7 @@ PIECES = {
     "falcon": "I|'|d| pay| |$|123|45| for| the| HTMLPage|,| e|.|g|.| 1|.|5|kg|\n\n | now|!",
     "bloom": "I'd| pay| $12345| for| the| HTMLPage|,| e|.|g|.| 1|.|5kg|\n\n | now|!",
     "gpt-2": "I|'d| pay| $|12345| for| the| HTMLPage|,| e|.|g|.| 1|.|5|kg|\n\n | now|!",
+    "modern-bert": "I|'d| pay| $|12345| for| the| HTMLPage|,| e|.|g|.| 1|.|5|kg|\n\n | now|!",
     "smollm": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.|g|.| |1|.|5|kg|\n\n | now|!",
     "llama-bpe": "I|'d| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "dbrx": "I|'d| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
@@ -148,7 +149,7 @@ def test_how_texts_are_cut(tmp_path, name):
     )
     composed = tokenizer.backend_tokenizer.normalizer
     assert (composed.normalize_str("e\u0301") if composed else "e\u0301") == (
-        "é" if name in ("qwen2", "qwen35") else "e\u0301"
+        "é" if name in ("qwen2", "qwen35", "modern-bert") else "e\u0301"
     )
 
 
@@ -290,7 +291,7 @@ def test_a_tokenizer_of_an_architecture_that_is_not_implemented(tmp_path):
     [
         (put("ggml.pre", "unheard-of", "string"), NotImplementedError,
          "pre = 'unheard-of' is not implemented; implemented: default, gpt-2, .*tokenizer_name_or_path"),
-        (put("ggml.model", "t5", "string"), NotImplementedError, "tokenizer of type 't5', .*implemented: gpt2, llama"),
+        (put("ggml.model", "rwkv", "string"), NotImplementedError, "of type 'rwkv', .*: gpt2, llama, .*bert, t5"),
         (put("ggml.tokens", ["a", "b", "a"], "array"), ValueError, "tokenizer.ggml.tokens has 'a' twice"),
         (put("ggml.tokens", 3, "uint32"), ValueError, "tokenizer.ggml.tokens must be an array of strings; got 3"),
         (put("ggml.merges", ["a bc d"], "array"), ValueError, "ggml.merges has 'a bc d', which must be two tokens"),

@@ -15,7 +15,7 @@ import utils
 _start = utils.ServerProcess.start
 
 
-def start(self: utils.ServerProcess, timeout_seconds: int = 60) -> None:
+def start(self: utils.ServerProcess, timeout_seconds: int = 240) -> None:
     _start(self, timeout_seconds)
     while requests.get(self.make_url("/ready")).status_code != 200:
         time.sleep(0.02)

@@ -14,18 +14,24 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from encoding_models import model_of_vectors
+
 from pace.assets import TINY
 
 
 def main() -> None:
     options = _options()
-    command = [sys.executable, "-m", "pace", "serve", str(_model(options)), "--any-model-name"]
+    if options.reranking:
+        model = Path(os.environ["PACE_RANKER"])
+    else:
+        model = model_of_vectors(options.pooling) if options.embedding else _model(options)
+    command = [sys.executable, "-m", "pace", "serve", str(model), "--any-model-name"]
     command += ["--host", options.host, "--port", options.port]
     for name in (options.alias or "tiny").split(","):
         command += ["--served-model-name", name]
     if options.ctx_size:  # llama.cpp divides it among its slots, and may exceed the model's trained context
         wanted = int(options.ctx_size) // int(options.parallel or 1)
-        command += ["--max-seq-len", str(min(wanted, _config()["max_position_embeddings"]))]
+        command += ["--max-seq-len", str(min(wanted, _config(model)["max_position_embeddings"]))]
     if options.cors_origins:
         command += ["--cors-origin", options.cors_origins]
     if options.api_key:
@@ -37,7 +43,10 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name in ("host", "port", "temp", "alias", "ctx-size", "parallel", "api-key", "cors-origins"):
         parser.add_argument(f"--{name}")
-    parser.add_argument("--chat-template-file")
+    for name in ("chat-template-file", "pooling"):
+        parser.add_argument(f"--{name}")
+    for name in ("embedding", "reranking"):
+        parser.add_argument(f"--{name}", action="store_true")
     return parser.parse_known_args()[0]
 
 
@@ -56,8 +65,8 @@ def _model(options: argparse.Namespace) -> Path:
     return home
 
 
-def _config() -> dict[str, Any]:
-    return json.loads((TINY / "config.json").read_text())
+def _config(model: Path) -> dict[str, Any]:
+    return json.loads((model / "config.json").read_text())
 
 
 def _replace(file: Path, text: str) -> None:

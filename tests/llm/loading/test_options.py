@@ -46,6 +46,8 @@ GOOD = {
     "progress": (False, lambda model: model._generator.progress is False),
     "media": (False, lambda model: model._model.towers == []),
     "media_cache_bytes": ("1MiB", lambda model: model._engine.media.cache_bytes == 1 << 20),
+    "max_adapters": (3, lambda model: model._engine.model.adapters.max_adapters == 3),
+    "max_lora_rank": (16, lambda model: model._engine.model.adapters.max_rank == 16),
     "bmc_rows": (32, lambda model: model._engine.cache.allocator.spare_rows(100) == 32),
 }
 HUB = {"revision": "v1", "token": "secret", "cache_dir": "/nowhere", "local_files_only": True, "progress": False}
@@ -68,7 +70,7 @@ WRONG = {
     "cache_dir": [(5, TypeError)],
     "local_files_only": [("yes", TypeError), (1, TypeError)],
     "progress": [("no", TypeError), (None, TypeError)],
-    "kv_cache_bytes": [("2G", ValueError), (1.5, TypeError), (1, ValueError)],
+    "kv_cache_bytes": [("2G", ValueError), (1.5, TypeError), (1, ValueError), ("0%", ValueError), ("101%", ValueError)],
     "bmc_rows": [(0, ValueError), (8, ValueError), ("8", TypeError)],
     "prefix_cache_bytes": [("most", ValueError), (None, TypeError), (1, ValueError), (1 << 62, ValueError)],
     "kv_cache_dtype": [("int4", ValueError), (8, TypeError)],
@@ -79,6 +81,10 @@ WRONG = {
     "media": [("image", TypeError), (None, TypeError), (1, TypeError)],
     "max_image_tokens": [(0, ValueError), (1280.0, TypeError), (True, TypeError)],
     "media_cache_bytes": [("most", ValueError), (None, TypeError)],
+    "adapter": [(3, TypeError), ("no/such/adapter", ValueError)],
+    "merge": [(1, TypeError), (True, ValueError)],
+    "max_adapters": [(0, ValueError), (2.0, TypeError), (True, TypeError)],
+    "max_lora_rank": [(0, ValueError), ("8", TypeError)],
     "mmproj": [(3, TypeError), (True, TypeError), ("absent.gguf", ValueError)],
 }
 NEEDED_WITH = {"bmc_rows": {"kv_cache_type": "bmc"}}
@@ -113,8 +119,9 @@ def test_the_face_and_the_options_have_the_same_names_order_and_defaults() -> No
 
 
 def test_every_option_is_tried() -> None:
-    # Below, in loading/memory/test_mapped_experts.py, processors/test_loading.py and checkpoints/gguf/test_mmproj.py.
-    elsewhere = {"pin_threads", "weights", "weights_cache", "max_image_tokens", "mmproj"}
+    # Below, in loading/memory/test_mapped_experts.py, processors/test_loading.py, checkpoints/gguf/test_mmproj.py and
+    # adapters/test_named.py.
+    elsewhere = {"pin_threads", "weights", "weights_cache", "max_image_tokens", "mmproj", "adapter", "merge"}
     assert {*GOOD, *HUB, *elsewhere, "model_name_or_path"} == {*WRONG} == {*names()}
 
 

@@ -13,7 +13,7 @@ import torch
 
 from pace.ops import native, reference
 from pace.ops.draws import RULES_DTYPE, Draws, Edits
-from pace.ops.reference_sampling import top_k_top_p_
+from pace.ops.reference_parts.sampling import top_k_top_p_
 from pace.ops.rules import Rules
 from tests.ops.isas import each_isa, on_each_isa
 from tests.plugins.tiers import quarter

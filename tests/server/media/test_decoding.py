@@ -82,7 +82,7 @@ def test_a_bound_on_what_is_decoded(generator):
         assert ask(serving, 30).status == 200
         replies = [clients.submit(ask, serving, 5) for _ in range(2)]
         assert [reply.result().status for reply in replies] == [200] * 2
-        assert serving.service._media_workers._num_tokens == 0
+        assert serving.service.shared.media_workers._num_tokens == 0
 
 
 def test_a_client_that_leaves(generator):
@@ -97,7 +97,7 @@ def test_a_client_that_leaves(generator):
         assert ask(serving, 1).status == 200
         assert generator.image.num_decoded < 8
         serving.check_idle()
-        assert serving.service._media_workers._num_tokens == 0
+        assert serving.service.shared.media_workers._num_tokens == 0
 
 
 def test_an_error_ends_a_request(generator):

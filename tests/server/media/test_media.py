@@ -222,9 +222,9 @@ def test_large_bodies_together():
         assert refusal(reply, 429)["type"] == "rate_limit_error" and reply.headers["retry-after"] == "5"
         assert ask(serving, padded(50_000)).status == 200
         deadline = time.monotonic() + 3
-        while serving.service.large_bodies.num_bytes and time.monotonic() < deadline:
+        while serving.service.shared.large_bodies.num_bytes and time.monotonic() < deadline:
             time.sleep(0.005)  # an answer is sent before its request ends
-        assert serving.service.large_bodies.num_bytes == 0
+        assert serving.service.shared.large_bodies.num_bytes == 0
         assert serving.ask("/metrics").body.count(b'why="memory"') >= 1
 
 

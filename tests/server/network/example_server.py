@@ -10,6 +10,7 @@ import time
 
 from pace.server.limits import Limits
 from pace.server.network.run import CannotListen, run
+from pace.server.network.threads import in_thread
 from pace.server.options import ServeOptions
 
 
@@ -18,12 +19,13 @@ class ExampleService:
 
     def __init__(self, load_seconds: float = 0, fails: bool = False, work_seconds: float = 0, hangs: bool = False):
         self.status = "loading"
+        self.is_loading = False
         self.max_body_bytes = Limits().body_bytes
         self.load_seconds, self.fails, self.work_seconds, self.hangs = load_seconds, fails, work_seconds, hangs
         self.at_work: set[asyncio.Task] = set()
 
-    def load(self) -> None:
-        time.sleep(self.load_seconds)
+    async def load(self) -> None:
+        await in_thread(lambda: time.sleep(self.load_seconds))
         if self.fails:
             self.status = "failed"
             raise FileNotFoundError("there is no such model")

@@ -65,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, page().headers, page().body + b"<script>window.wasRun = true</script>")
         elif self.path == "/v1/models":
             self._send_json(200, {"object": "list", "data": [MODEL]})
-        elif self.path == "/props":
+        elif self.path.startswith("/props"):
             self._send_json(200, {"modalities": self.server.modalities})
         else:
             self._send_json(404, {"error": {"message": "no such path"}})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys
@@ -19,7 +21,7 @@ from pace.checkpoints.gguf.architectures.changes import (
     rotations,
     shortest,
 )
-from pace.checkpoints.gguf.architectures.forms import PLUS_ONE
+from pace.checkpoints.gguf.architectures.forms import PLUS_ONE, YES_LESS_NO
 from pace.checkpoints.gguf.architectures.names import (
     AFTER_ATTENTION,
     CHATGLM,
@@ -130,12 +132,29 @@ def chatglm(fields: Fields, keys: Keys) -> Fields:
     }
 
 
+def qwen3(fields: Fields, keys: Keys) -> Fields:
+    """A Qwen3-Reranker has a classifier for the answers "yes" and "no" in place of a head."""
+    answers = keys.shapes.get("score.weight")
+    if answers is None:
+        return fields
+    labels = keys.texts("classifier.output_labels")
+    if len(answers) != 2 or answers[0] != 1 or labels not in (None, ["yes", "no"]):
+        raise keys.refused(
+            f"a classifier with cls.output.weight of shape {list(answers)} and the labels {labels} is not implemented "
+            "for qwen3; two rows for yes and no are"
+        )
+    return fields | {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "yes"}}
+
+
 MLP_BIAS = {"mlp_bias": "blk.0.ffn_up.bias"}
 
 DENSE = (
     Architecture("llama", "llama", permuted=True, present=BOTH_BIASES, window=llama_window),
     Architecture("qwen2", "qwen2"),
-    Architecture("qwen3", "qwen3", present=ATTENTION_BIAS),
+    Architecture(
+        "qwen3", "qwen3", names=replace(LLAMA, outer={**LLAMA.outer, "cls.output": "score"}),
+        forms={"score.weight": YES_LESS_NO}, present=ATTENTION_BIAS, convert=qwen3,
+    ),
     Architecture("phi3", "phi3", names=PHI3, window=one_window),
     Architecture("gemma", "gemma", forms={"norm.weight": PLUS_ONE}, present=ATTENTION_BIAS),
     Architecture(

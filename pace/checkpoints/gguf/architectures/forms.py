@@ -17,8 +17,8 @@ class Form(NamedTuple):
     shape: Callable[[Shape], Shape] = lambda shape: shape
     """The file's shape -> the Hub's, with the same order of elements."""
     values: Callable[[Tensor], Tensor] | None = None
-    """The file's values in float64 -> the Hub's; only for vectors. The model makes the file's values again, and rounds
-    them to their exact bits."""
+    """The file's values in float64 -> the Hub's; only for vectors and small matrices. The model makes the file's values
+    of vectors again, and rounds them to their exact bits."""
 
 
 AS_IT_IS = Form()
@@ -36,3 +36,7 @@ POSITIVE_RATES = Form(VECTOR.shape, lambda values: values.log())
 """`exp(A)`, in place of the Hub's A."""
 RATES_OF_HEADS = RATES._replace(shape=lambda shape: (1, 1, prod(shape), 1))
 """`RATES` for an A of shape `[1, 1, H, 1]`."""
+YES_LESS_NO = Form(
+    lambda shape: (1, shape[-1]) if len(shape) == 2 and shape[0] == 2 else shape, lambda x: x[:1] - x[1:]
+)
+"""Rows of the head for the answers "yes" and "no": a classifier of one label, whose score is that of their softmax."""

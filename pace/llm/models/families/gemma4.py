@@ -273,7 +273,7 @@ class TailLayers:
         x = ops.given_rows(batch.given.rows[:, : model.config.hidden_size])
         embeddings = model.embed(ops, batch) if model.layer_inputs else x
         x = model.run_layers(ops, x, embeddings, angles, batch, tail)
-        return model.head(ops, x[batch.logit_rows])
+        return model.logits(ops, model.final_norm(ops, x[batch.logit_rows]))
 
 
 class Gemma4UnifiedForConditionalGeneration(Gemma4ForConditionalGeneration):

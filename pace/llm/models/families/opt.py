@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pace.batch import ForwardBatch, Positions
 from pace.llm.layers import Attention, Block, Embedding, Layer, LayerNorm, Linear, NoNorm, NoRotary, PlainMLP
+from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_config import (
     MAX_LAYERS,
@@ -93,8 +94,12 @@ class OPTForCausalLM(BaseModelForCausalLM):
     def hidden_size(self) -> int:
         return self.config.hidden_size
 
-    def logits(self, ops: ForwardOps, x: Tensor) -> Tensor:
-        return self.lm_head(ops, self.project_out(ops, x))
+    @property
+    def row_size(self) -> int:
+        return self.config.word_embed_proj_dim
+
+    def final_rows(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        return self.project_out(ops, super().final_rows(ops, batch, angles))
 
 
 class NoProjection(Layer):

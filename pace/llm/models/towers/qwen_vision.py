@@ -47,9 +47,9 @@ from pace.llm.models.towers.tower import (
     Slice,
     Tower,
     rows_batch,
-    scratch,
     with_rows,
 )
+from pace.llm.models.whole_spans import scratch
 from pace.media.media import Media
 from pace.ops.protocol import ForwardOps
 

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pace.batch import BLOCK_SIZE, ForwardBatch, GivenRows, KVBlocks, KVSpec, LayerBlocks, LayerCache, Positions, Spans
+from pace.batch import ForwardBatch, GivenRows, LayerBlocks, LayerCache
 from pace.llm.layers import Layer, Linear
 from pace.llm.layers.rotary import Angles
+from pace.llm.models.whole_spans import whole_spans
 from pace.media.media import Media
 from pace.ops.protocol import ForwardOps
 
@@ -88,29 +89,3 @@ def with_rows(batch: ForwardBatch, rows: Tensor) -> ForwardBatch:
     """The batch with other rows in the same spans."""
     given = GivenRows(rows, batch.tokens)
     return replace(batch, given=given, others=tuple(replace(other, given=given) for other in batch.others))
-
-
-def whole_spans(lengths: Sequence[int]) -> tuple[Spans, Tensor]:
-    """Spans of these lengths whose rows see each other, and their slots. Each span has blocks of its own."""
-    sizes = np.array(lengths, dtype=np.int64)
-    blocks = -(-sizes // BLOCK_SIZE)
-    first_blocks = np.cumsum(blocks) - blocks
-    positions = np.concatenate([np.arange(size) for size in sizes])
-    tables = first_blocks[:, None] + np.arange(blocks.max())
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    spans = Spans(
-        torch.from_numpy(starts.astype(np.int32)),
-        torch.from_numpy(sizes.astype(np.int32)),
-        torch.from_numpy(tables.astype(np.int32)),
-        torch.from_numpy((sizes - 1).repeat(sizes).astype(np.int32)),
-    )
-    return spans, torch.from_numpy(first_blocks.repeat(sizes) * BLOCK_SIZE + positions)
-
-
-def scratch(layer: Positions, *groups: Sequence[int]) -> list[LayerBlocks]:
-    """Keys and values of one layer, which all layers of a tower use in turn. Each group of spans, given by their
-    lengths, has the same memory."""
-    num_blocks = max(sum(-(-length // BLOCK_SIZE) for length in lengths) for lengths in groups)
-    blocks = KVSpec((layer,), torch.float32).allocate(num_blocks)[0]
-    assert isinstance(blocks, KVBlocks)
-    return [replace(blocks, group=group) for group in range(len(groups))]

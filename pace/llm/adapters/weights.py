@@ -1,0 +1,66 @@
+"""The weights of a LoRA adapter, as its file has them: one pair of matrices for each module of the base model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterModule:
+    """What an adapter adds to the product of one module: `scale * (B (A x) + bias)`."""
+
+    a: Tensor
+    """A `[r, K]`, of any float dtype; finite."""
+    b: Tensor
+    """B `[N, r]`, rows in the order of the base's tensor `[N, K]`."""
+    bias: Tensor | None
+    """`[N]`, inside of the scale."""
+    scale: float
+    """alpha / r, or alpha / sqrt(r), with this module's own alpha and r. Finite."""
+
+    def __post_init__(self) -> None:
+        (r, k), (n, columns) = self.a.shape, self.b.shape
+        if columns != r or r < 1 or (self.bias is not None and self.bias.shape != (n,)):
+            bias = "" if self.bias is None else f" and a bias {list(self.bias.shape)}"
+            raise ValueError(
+                f"an adapter's module is A [r, {k}], B [{n}, r] and a bias [{n}] or None; got A {list(self.a.shape)}, "
+                f"B {list(self.b.shape)}{bias}"
+            )
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterWeights:
+    """An adapter that was read and checked, but is not loaded."""
+
+    name: str
+    """For messages."""
+    modules: Mapping[str, AdapterModule]
+    """Module path -> its weights. A path is the name of the base's tensor without ".weight", in the base's class as it
+    was trained: "model.layers.0.self_attn.q_proj". At least one."""
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of a module."""
+        return max(module.rank for module in self.modules.values())
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of modules, shapes, scales and values, in hexadecimal: equal for equal adapters under any name."""
+        digest = hashlib.sha256()
+        for path, module in sorted(self.modules.items()):
+            parts = [module.a, module.b, *([] if module.bias is None else [module.bias])]
+            shapes = [(str(part.dtype), tuple(part.shape)) for part in parts]
+            digest.update(repr((path, float(module.scale), shapes)).encode())
+            for part in parts:
+                digest.update(part.contiguous().view(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()

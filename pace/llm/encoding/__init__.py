@@ -1,0 +1,1 @@
+"""Whole texts to vectors and scores: the `Embedder` protocol, and its implementations."""

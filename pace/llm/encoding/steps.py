@@ -1,0 +1,56 @@
+"""Whole texts as one step of an encoder: `TextSteps`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from pace.batch import BLOCK_SIZE, ForwardBatch
+from pace.llm.encoding.embedder import TextTokens
+from pace.llm.models.encoders.encoder import Encoder
+from pace.llm.models.whole_spans import scratch_blocks, whole_spans
+
+MAX_TOKENS = 1024
+"""Tokens of a step, unless a text has more. Weights are then read once for many rows, and a step is short."""
+MAX_TEXTS = 256
+"""Texts of a step. Each has blocks of 16 positions of its own, however short it is."""
+MAX_LENGTH = 8192
+"""Default limit of a text's tokens, which are all in one step."""
+
+
+class TextSteps:
+    """Makes the `ForwardBatch` of texts, laid end to end without padding. All steps use the same memory for keys and
+    values, which becomes resident as far as a step uses it."""
+
+    def __init__(self, encoder: Encoder, max_tokens: int, max_texts: int):
+        """`max_tokens`, `max_texts`: those of the largest step."""
+        self._encoder = encoder
+        caches = encoder.caches
+        num_blocks = -(-max_tokens // BLOCK_SIZE) + max_texts
+        self._kv = scratch_blocks(caches[0], num_blocks, len(caches))
+
+    def batch(self, texts: Sequence[TextTokens]) -> ForwardBatch:
+        """Returns the step of these texts, with one row of logits for each."""
+        encoder, lengths = self._encoder, [len(text.tokens) for text in texts]
+        arrays = [np.array(text.tokens, dtype=np.int64) for text in texts]
+        groups = [whole_spans(lengths, cache.window) for cache in encoder.caches]
+        spans, slots = groups[0]
+        batch = ForwardBatch(
+            tokens=torch.from_numpy(np.concatenate(arrays)),
+            positions=torch.from_numpy(np.concatenate([encoder.positions_of(array) for array in arrays])),
+            rope_lengths=torch.from_numpy(np.repeat(lengths, lengths)),
+            spans=spans,
+            slots=slots,
+            logit_rows=spans.query_start[1:].long() - 1,
+            kv=self._kv,
+            types=torch.from_numpy(np.concatenate([_types(text) for text in texts])) if encoder.num_types else None,
+        )
+        return replace(batch, others=tuple(replace(batch, spans=spans, slots=slots) for spans, slots in groups[1:]))
+
+
+def _types(text: TextTokens) -> np.ndarray:
+    """The types of a text's tokens, int64."""
+    return np.zeros(len(text.tokens), dtype=np.int64) if text.types is None else np.array(text.types, dtype=np.int64)

@@ -1,0 +1,1 @@
+"""Encoders: models whose tokens see all others of their text. One file each."""

@@ -1,0 +1,88 @@
+"""jina-embeddings-v3: XLM-RoBERTa with rotations instead of positions. Its adapters for tasks are not applied."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from pace.llm.layers import Linear, PlainMLP
+from pace.llm.models.encoders.heads import Head
+from pace.llm.models.encoders.rotary_encoder import RotaryEncoder, RotaryEncoderConfig
+from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, number
+from pace.ops.protocol import Ops
+
+logger = logging.getLogger("pace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JinaEmbeddingsV3Config(RotaryEncoderConfig):
+    vocab_size: int = count(250002)
+    hidden_size: int = count(1024)
+    num_hidden_layers: int = count(24, MAX_LAYERS)
+    num_attention_heads: int = count(16)
+    intermediate_size: int = count(4096)
+    max_position_embeddings: int = count(8194, MAX_POSITIONS)
+    layer_norm_eps: float = number(1e-5, 0.0, 1.0)
+
+    default_theta = 20000.0
+    aliases: ClassVar[dict[str, str]] = {"rotary_emb_base": "rope_theta"}
+    only_here: ClassVar[dict[str, tuple]] = {"position_embedding_type": (None, "rotary", "rope")}
+    without_effect: ClassVar[dict[str, tuple]] = {
+        "load_trained_adapters": (True, False),
+        "lora_alpha": (1, 1.0),
+        "lora_main_params_trainable": (False,),
+        "lora_rank": (4,),
+        "use_flash_attn": (True, False),
+        "use_reentrant": (True, False),
+    }
+    also_read: ClassVar[frozenset[str]] = RotaryEncoderConfig.also_read | {
+        "lora_adaptations",
+        "matryoshka_dimensions",
+        "task_instructions",
+        "truncate_dim",
+    }
+
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
+        if tasks := fields.get("lora_adaptations"):
+            logger.warning("config.json: the adapters for %s are left out: texts are embedded without a task", tasks)
+        return super().derived(fields)
+
+
+class JinaEmbeddingsV3Model(RotaryEncoder):
+    Config = JinaEmbeddingsV3Config
+    prefix = "roberta."
+    other_names: ClassVar[dict[str, str]] = {
+        r"\.parametrizations\.weight\.original$": ".weight",
+        r"(^|\.)encoder\.layers\.": r"\1layers.",
+        r"(^|\.)emb_ln\.": r"\1embeddings.LayerNorm.",
+        r"\.mixer\.Wqkv\.": ".self_attn.qkv_proj.",
+        r"\.mixer\.out_proj\.": ".self_attn.o_proj.",
+        r"\.norm1\.": ".post_attention_layernorm.",
+        r"\.norm2\.": ".post_mlp_layernorm.",
+    }
+    ignored_tensors = (*RotaryEncoder.ignored_tensors, r".*\.parametrizations\.weight\.\d+\.lora_[AB]")
+
+    def __init__(self, config: JinaEmbeddingsV3Config, dtype: torch.dtype, ops: Ops):
+        super().__init__(config, dtype, ops)
+        if self.num_labels:
+            self.head = Head("classifier.dense", "tanh", "classifier.out_proj", config.hidden_size, self.num_labels)
+
+    def make_feed_forward(self, name: str) -> PlainMLP:
+        hidden, inner = self.config.hidden_size, self.config.intermediate_size
+        return PlainMLP(
+            Linear({f"{name}.fc1": inner}, hidden, bias=True),
+            Linear({f"{name}.fc2": hidden}, inner, bias=True),
+            self.config.hidden_act,
+        )
+
+
+class RotaryXLMRobertaModel(JinaEmbeddingsV3Model):
+    """The same in the spelling of the Hub's own code, which calls itself XLM-RoBERTa."""
+
+    @classmethod
+    def describes(cls, raw: Mapping[str, Any]) -> bool:
+        return raw.get("position_embedding_type") == "rotary"

@@ -1,0 +1,1 @@
+"""Decisions: `POST /v1/systemone`."""

@@ -1,0 +1,314 @@
+"""A model of vectors and scores for an event loop: `EmbeddingService` takes jobs and returns their values."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from prometheus_client import CollectorRegistry
+from torch import Tensor
+
+from pace import __version__
+from pace.llm.embedding_model import EmbeddingModel
+from pace.llm.encoding.embedder import TextTokens
+from pace.llm.engine.turns import NO_TURNS
+from pace.server.adapters.served import ServedAdapters
+from pace.server.admission import Admission
+from pace.server.embeddings.jobs import CLASSIFY, EMBED, SCORE, Encoded, EncodingJob
+from pace.server.embeddings.metrics import EncodingMetrics
+from pace.server.embeddings.running import run_in_parts
+from pace.server.embeddings.texts import TextReader
+from pace.server.errors import ApiError, invalid
+from pace.server.models.shared import Shared
+from pace.server.options import ServeOptions
+from pace.server.prompts import PromptReader
+from pace.server.service import WHY_NOT, why_unwell
+
+TEXTS_AT_ONCE = 64
+"""Texts of different requests in the model at once: a step of 1,024 tokens has room for 64 queries of 16 tokens."""
+MAX_ROWS = 32
+"""Places that one request takes in the queue at most: few of its texts are in the model at once."""
+READ_TOGETHER = 64
+"""Texts that are tokenised in one go. Between them, other requests have their turns."""
+PATHS = {EMBED: "/v1/embeddings", SCORE: "/v1/rerank and /v1/score", CLASSIFY: "/v1/classify"}
+
+
+class EmbeddingService:
+    """Loads an EmbeddingModel, and answers jobs with it until it is unloaded or drained. A `HostedModel` of a pool.
+
+    `load`, `unload` and `close` may be called on any thread, everything else on the event loop.
+    """
+
+    task = "embed"
+    does = "makes vectors or scores of texts, and answers /v1/embeddings, /v1/rerank, /v1/score or /v1/classify"
+
+    def __init__(self, options: ServeOptions, arguments: Mapping[str, Any], shared: Shared | None = None) -> None:
+        """`arguments` are those of `EmbeddingModel`. `shared` has the workers of a pool; by default, the model has its
+        own."""
+        self.options = options
+        self.limits = options.limits
+        self.status = "loading"
+        self.started = int(time.time())
+        self.shared = shared or Shared(options)
+        self.model: EmbeddingModel | None = None
+        self.reader: PromptReader | None = None
+        """For `/tokenize` and the like."""
+        self.admission: Admission | None = None
+        self.max_length: int | None = None
+        self.prefixes = None
+        self.adapters = ServedAdapters(options)
+        """Always empty: adapters are for models that generate text."""
+        self._arguments = arguments
+        self._turns: AbstractContextManager[None] = NO_TURNS
+        self._texts: TextReader | None = None
+        self._reading = asyncio.Lock()
+        """Held while texts are read, so that one worker is left for other models."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._described: dict[str, Any] = {}
+        """Members of its entry in `/v1/models`; empty before the first load."""
+        self._metrics = EncodingMetrics(
+            options.metrics_prefix,
+            lambda: 0 if self.admission is None else self.admission.num_requests - self.admission.num_waiting,
+            lambda: 0 if self.admission is None else self.admission.num_waiting,
+        )
+
+    # -- life cycle ----------------------------------------------------------------------------------------------------
+
+    def use_turns(self, turns: AbstractContextManager[None]) -> None:
+        """Steps the model only in its turns, from the next `load` on."""
+        self._turns = turns
+
+    def load(self) -> None:
+        """Loads the model, also again after `unload`. Raises what `EmbeddingModel` raises."""
+        try:
+            self.use(EmbeddingModel(**self._arguments))
+        except BaseException:
+            self.status = "failed"
+            raise
+
+    def use(self, model: EmbeddingModel) -> None:
+        """Serves a loaded model. Raises ValueError for dimensions that it does not have."""
+        if self.options.lora:
+            raise ValueError("lora: this model makes vectors, and adapters are for models that generate text")
+        if self.options.media:
+            raise ValueError(f"media={','.join(self.options.media)}: this model takes only texts")
+        if self.options.dimensions is not None:
+            model.check_dimensions(self.options.dimensions)
+        model.embedder.driver.turns = self._turns
+        self.max_length = model.max_length
+        self.reader = PromptReader(
+            copy.deepcopy(model.tokenizer),
+            model.embedder.vocab_size,
+            model.max_length,
+            self.limits,
+            model_name=self.names[0],
+        )
+        self._texts = TextReader(model, self.limits)
+        if self.admission is None:
+            shared = self.shared
+            self.admission = Admission(self.limits, TEXTS_AT_ONCE, shared.metrics.rejected, shared.requests_of_key)
+        self._described = {
+            "max_model_len": model.max_length,
+            "dimensions": self.options.dimensions or model.dimensions,
+            "tasks": tasks_of(model),
+        }
+        self.model = model
+        self.status = "ready"
+
+    def unload(self) -> None:
+        """Frees the weights. The metrics go on."""
+        model, self.model = self.model, None
+        self._texts = self.reader = None
+        if model is not None:
+            model.close()
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no more work, and waits for running requests; cancels them after `seconds`."""
+        self.status = "draining"
+        deadline = time.monotonic() + seconds
+        while self._tasks and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        for task in list(self._tasks):
+            task.cancel()
+        while self._tasks:
+            await asyncio.sleep(0.005)
+
+    def close(self) -> None:
+        """Frees the model. Closing twice is harmless."""
+        self.shared.close()
+        self.unload()
+
+    # -- model information ---------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the model in requests; the first is its id."""
+        return self.options.model_names
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Metrics of the model."""
+        return self._metrics.registry
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Maximum size of a request's body."""
+        return self.limits.body_bytes
+
+    @property
+    def why_unwell(self) -> str | None:
+        """Reason why nothing can be answered any more, or why a step is stuck; None if all is well."""
+        if self.status == "failed":
+            return "the model could not be loaded"
+        return None if self.model is None else why_unwell(self.model.embedder.driver)
+
+    @property
+    def labels(self) -> dict[int, str]:
+        """Names of the classifier's labels."""
+        return self.loaded.id2label
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Members of its entry in `/v1/models`."""
+        return self._described
+
+    def properties(self) -> dict[str, Any]:
+        """Returns the answer of `/props`. Raises ApiError 503."""
+        model = self.loaded
+        return {
+            "model_alias": self.names[0],
+            "default_generation_settings": {"n_ctx": model.max_length},
+            "tasks": tasks_of(model),
+            "dimensions": self.options.dimensions or model.dimensions,
+            "matryoshka_dimensions": list(model.matryoshka_dimensions),
+            "prompts": model.prompts,
+            "default_prompt_name": model.default_prompt_name,
+            "labels": list(model.id2label.values()),
+            "build_info": f"pace {__version__}",
+        }
+
+    @property
+    def loaded(self) -> EmbeddingModel:
+        """The model. Raises ApiError 503 before it is loaded, and during shutdown."""
+        if self.status != "ready" or self.model is None:
+            raise self.not_ready()
+        return self.model
+
+    def not_ready(self) -> ApiError:
+        """Returns the error of a request before the model is loaded, or during shutdown."""
+        return ApiError(503, WHY_NOT.get(self.status, "the model could not be loaded"), headers={"retry-after": "5"})
+
+    # -- for endpoints -------------------------------------------------------------------------------------------------
+
+    def check_model(self, name: str | None) -> str:
+        """Returns the model's name for the answer."""
+        return self.names[0] if name is None else name
+
+    def check_ready(self) -> None:
+        """Raises ApiError 503 before the model is loaded, and during shutdown."""
+        _ = self.loaded
+
+    def check_room(self) -> None:
+        """Raises ApiError 429 if the queue has no room for any request."""
+        if self.admission is not None:
+            self.admission.check_room()
+
+    async def fetch_images(self, request: Any, check: Any) -> None:
+        """Does nothing: texts have no images."""
+
+    async def work(self, function: Any, *arguments: Any) -> Any:
+        """Returns the result of `function`, run by a worker."""
+        return await self.shared.work(function, *arguments)
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+
+    async def encode(self, job: EncodingJob, key: str | None = None) -> Encoded:
+        """Returns the values of a job. `key` is the client's. Raises ApiError."""
+        model = self.loaded
+        if job.priority and not self.options.allow_priority:
+            message = "priority is disabled here (start the server with --allow-priority); leave it out, or send 0"
+            raise ApiError(400, message, param="priority")
+        self._check(job, model)
+        begin = time.perf_counter()
+        with self._cancellable(), self.admission.request(key):
+            texts = await self._read(job)
+            num_tokens = [len(text.tokens) for text in texts]
+            async with self.admission.rows(min(len(texts), MAX_ROWS), sum(num_tokens), job.priority):
+                values = await self._compute(job, model, texts)
+        self._metrics.ended(num_tokens, time.perf_counter() - begin)
+        return Encoded(values, num_tokens)
+
+    @contextmanager
+    def _cancellable(self) -> Iterator[None]:
+        """Lets `drain` cancel the block, which then raises ApiError 503."""
+        task = asyncio.current_task()
+        self._tasks.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.status == "draining" and not task.uncancel():
+                raise self.not_ready() from None
+            raise
+        finally:
+            self._tasks.discard(task)
+
+    def _check(self, job: EncodingJob, model: EmbeddingModel) -> None:
+        """Raises ApiError if the model cannot do what a job asks for."""
+        tasks = tasks_of(model)
+        if job.what not in tasks:
+            message = f"the model {self.names[0]!r} has no head for {PATHS[job.what]}; it answers "
+            paths = ", ".join(PATHS[task] for task in tasks)
+            raise ApiError(400, message + paths, param="model", code="unsupported_endpoint")
+        if job.prompt is not None and job.prompt not in model.prompts:
+            names = ", ".join(model.prompts) or "it has none"
+            raise invalid("prompt_name", f"must be a prompt of this model ({names}), got {job.prompt[:40]!r}")
+        if job.dimensions is not None:
+            try:
+                model.check_dimensions(job.dimensions)
+            except (TypeError, ValueError) as error:
+                raise ApiError(400, str(error), param="dimensions") from None
+
+    async def _read(self, job: EncodingJob) -> list[TextTokens]:
+        """Returns the tokens of all texts. Raises ApiError."""
+        texts: list[TextTokens] = []
+        num_tokens = 0
+        for begin in range(0, len(job.texts), READ_TOGETHER):
+            async with self._reading:
+                part = await self.work(self._texts.read, job, begin, begin + READ_TOGETHER)
+            texts += part
+            num_tokens += sum(len(text.tokens) for text in part)
+            if num_tokens > self.limits.input_tokens:
+                name = job.places[0].partition("[")[0]
+                raise invalid(name, f"has more than {self.limits.input_tokens} tokens, the maximum of a request")
+        return texts
+
+    async def _compute(self, job: EncodingJob, model: EmbeddingModel, texts: list[TextTokens]) -> Tensor:
+        """Returns float32 rows for texts that have a place in the model. Raises ApiError."""
+        submit = model.submit_rows if job.what == EMBED else model.submit_logits
+        try:
+            rows = await run_in_parts(submit, texts)
+            values = await self.work(self._finish, job, model, rows)
+        except (RuntimeError, ValueError) as error:  # the model was closed, or a step failed
+            raise ApiError(503, str(error)) from error
+        if not torch.isfinite(values).all():
+            raise ApiError(500, "the model computed values that are not finite")
+        return values
+
+    def _finish(self, job: EncodingJob, model: EmbeddingModel, rows: Tensor) -> Tensor:
+        """Returns what a client gets of pooled rows, or of logits."""
+        if job.what == EMBED:
+            return model.finish_rows(rows, job.dimensions or self.options.dimensions, job.normalise)
+        if not job.use_activation:
+            return rows
+        return model.to_scores(rows)[:, None] if job.what == SCORE else model.to_probabilities(rows)
+
+
+def tasks_of(model: EmbeddingModel) -> list[str]:
+    """Returns what a model can be asked for: some of EMBED, SCORE and CLASSIFY."""
+    can = {EMBED: True, SCORE: model.can_rank, CLASSIFY: model.num_labels > 0}
+    return [task for task in PATHS if can[task]]

@@ -1,0 +1,1 @@
+"""Encoders against transformers, and against themselves."""

@@ -1,0 +1,55 @@
+"""Adapters of several models in one server: each has its own, also after its model was unloaded and came back."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("peft")
+from pace.assets import TINY, TINY_DRAFT
+from pace.server.models.pool import ModelPool
+from pace.server.options import ModelEntry, ServeOptions
+from tests.llm.adapters.saved import save_adapter
+from tests.server.models.serving import SeveralServing
+from tests.server.network.connections import wait_until
+
+
+class Adapted(SeveralServing):
+    """Two models. The first has an adapter, and is unloaded when idle."""
+
+    def __init__(self, folder) -> None:
+        super().__init__()
+        chat = ModelEntry(("chat",), str(TINY), Namespace(lora=[("poet", folder / "one")]), idle_unload=0.2)
+        entries = (chat, ModelEntry(("small",), str(TINY_DRAFT)))
+        self.options = ServeOptions(str(TINY), models=entries, lora_dir=folder)
+        self.pool = ModelPool.make(self.options, self._make)
+
+
+def test_a_model_comes_back_with_its_adapters(tmp_path):
+    for seed, name in enumerate(("one", "two"), 1):
+        save_adapter(tmp_path / name, seed)
+    with Adapted(tmp_path) as serving:
+        assert serving.ask("/lora-adapters", {"model": "chat", "name": "second", "path": "two"}).status == 200
+        for name in ("small", "chat", "poet", "second"):
+            assert serving.ask("/lora-adapters", {"model": "small", "name": name, "path": "one"}).status == 409
+        names = ("chat", "poet", "second")
+        before = [serving.tell(name) for name in names]
+        assert len(set(before)) == 3
+        listed = serving.ask("/v1/models").json["data"]
+        assert [one.get("parent") for one in listed] == [None, "chat", "chat", None]
+        for name in names:
+            wait_until(lambda: not serving.loaded()["chat"])
+            assert [serving.tell(name) for name in (name, *names)] == [before[names.index(name)], *before]
+        assert [one["name"] for one in serving.ask("/lora-adapters").json] == ["poet", "second"]
+        assert serving.ask("/lora-adapters?model=small").json == []
+
+
+def test_adapters_of_the_command_line_need_one_model(tmp_path):
+    entries = tuple(ModelEntry((name,), str(TINY)) for name in ("one", "two"))
+    with pytest.raises(ValueError, match="lora is for one model"):
+        ServeOptions(str(TINY), models=entries, lora=(("poet", tmp_path),))
+    named = ModelEntry(("one",), str(TINY), Namespace(lora=[("two", tmp_path)]))
+    with pytest.raises(ValueError, match="two of them have the name 'two'"):
+        ServeOptions(str(TINY), models=(named, entries[1]))
