@@ -286,12 +286,14 @@ class EmbeddingService:
         return texts
 
     async def _compute(self, job: EncodingJob, model: EmbeddingModel, texts: list[TextTokens]) -> Tensor:
-        """Returns float32 rows for texts that have a place in the model. Raises ApiError."""
+        """Returns float32 rows for texts that have a place in the model. Raises ApiError, and the error of a step."""
         submit = model.submit_rows if job.what == EMBED else model.submit_logits
         try:
             rows = await run_in_parts(submit, texts)
             values = await self.work(self._finish, job, model, rows)
-        except (RuntimeError, ValueError) as error:  # the model was closed, or a step failed
+        except (RuntimeError, ValueError) as error:
+            if why_unwell(model.embedder.driver) is None:
+                raise  # a step failed, whose details are for the log; the model goes on
             raise ApiError(503, str(error)) from error
         if not torch.isfinite(values).all():
             raise ApiError(500, "the model computed values that are not finite")
