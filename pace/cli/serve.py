@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from pace.cli.arguments import (
@@ -42,6 +42,8 @@ def adapter(text: str) -> tuple[str, str]:
     return name, path
 
 
+OF_TEXT = ("spec_config", "max_adapters", "max_lora_rank", "media_cache_bytes", "mmproj")
+"""Options for loading a model that generates text; one of vectors has no use for them."""
 SERVE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "host": ("--host", {}),
     "port": ("--port", {"type": int, "metavar": "N"}),
@@ -221,6 +223,18 @@ def _models(arguments: argparse.Namespace) -> tuple[ModelEntry, ...]:
     return read_entries(named, file, arguments, _table_parser()) if named or file else ()
 
 
+def _without_others(
+    own: dict[str, Any], serve: ServeOptions, common: dict[str, Any], options: ServeOptions, makes_vectors: bool
+) -> tuple[dict[str, Any], ServeOptions]:
+    """Returns one of several models' options, for loading and for serving. Those that the command line has for all
+    models (`common` and `options`) are left out where they are for models of the other kind."""
+    if not makes_vectors:
+        return own, replace(serve, dimensions=None if serve.dimensions == options.dimensions else serve.dimensions)
+    own = {name: value for name, value in own.items() if name not in OF_TEXT or value != common.get(name)}
+    media = None if serve.media == options.media else serve.media
+    return own, replace(serve, media=media, lora_dir=None, prefix_dir=None)
+
+
 def make_service(options: ServeOptions, arguments: argparse.Namespace) -> tuple[Service, Application]:
     """Returns the models and the application that `run` serves. Imports torch and Starlette. Raises WrongOptions that
     names the field."""
@@ -236,11 +250,14 @@ def make_service(options: ServeOptions, arguments: argparse.Namespace) -> tuple[
 
     def make_model(entry: ModelEntry, shared: Shared) -> HostedModel:
         own, serve = load_arguments(entry.arguments if options.models else arguments), options.of(entry)
+        makes_vectors = find_task(serve, own) == EmbeddingService.task
         if len(options.entries) > 1:
             own.setdefault("kv_cache_bytes", f"{50 / len(options.entries):.4g}%")
-        if find_task(serve, own) == EmbeddingService.task:
-            if own.pop("spec_config", None) is not None:
-                raise ValueError(f"drafts are for models that generate text, and {entry.model} makes vectors")
+            own, serve = _without_others(own, serve, load_arguments(arguments), options, makes_vectors)
+        if makes_vectors:
+            if wrong := next((name for name in OF_TEXT if own.get(name) is not None), None):
+                what = "drafts are" if wrong == "spec_config" else f"{wrong} is"
+                raise ValueError(f"{what} for models that generate text, and {entry.model} makes vectors")
             return EmbeddingService(serve, own, shared)
         return Service(serve, LoadOptions(**own, media=serve.media != ()), shared)
 

@@ -134,13 +134,12 @@ class ServeOptions:
 
     def of(self, entry: ModelEntry) -> ServeOptions:
         """Returns the options of one model alone. Each of several has its own folder of prefixes."""
-        options = replace(self, model=entry.model, models=(), served_model_names=entry.names)
-        if len(self.entries) == 1:
-            return options
         own = {name: getattr(entry.arguments, name, getattr(self, name)) for name in OF_A_MODEL}
-        own["lora"] = tuple(getattr(entry.arguments, "lora", ()))
-        folder = self.prefix_dir and Path(self.prefix_dir, f"model-{quote(entry.names[0], safe='')}")
-        return replace(options, **own, media_hosts=(), prefix_dir=folder)
+        own["lora"] = tuple(getattr(entry.arguments, "lora", self.lora))
+        if len(self.entries) > 1:
+            folder = self.prefix_dir and Path(self.prefix_dir, f"model-{quote(entry.names[0], safe='')}")
+            own |= {"media_hosts": (), "prefix_dir": folder}
+        return replace(self, model=entry.model, models=(), served_model_names=entry.names, **own)
 
     @property
     def is_local(self) -> bool:

@@ -67,7 +67,10 @@ class Service:
     does = "generates text; start the server with --task embed to get vectors and scores"
 
     def __init__(self, options: ServeOptions, load: LoadOptions, shared: Shared | None = None) -> None:
-        """`shared` has the workers of a pool; by default, the model has its own."""
+        """`shared` has the workers of a pool; by default, the model has its own. Raises ValueError for an option of
+        models that make vectors."""
+        if options.dimensions is not None:
+            raise ValueError("dimensions needs task=embed: this model generates text, and makes no vectors")
         self.options = options
         self.load_options = load
         self.limits = options.limits
@@ -106,7 +109,7 @@ class Service:
             raise
 
     def use(self, generator: Generator) -> None:
-        """Serves a loaded model."""
+        """Serves a loaded model. Raises ValueError for media that it does not take."""
         engine, kinds = generator.engine, self.options.media
         generator.driver.turns = self._turns
         missing = set(kinds or ()) - set(generator.encoder.processors)

@@ -31,6 +31,9 @@ PROXYS = "header_seconds body_seconds write_seconds max_connections host port ud
 """Options of `pace serve` for connections, which Ray's proxy handles here."""
 SEVERAL = ("models", "idle_unload")
 """Options of `pace serve` for several models in one process."""
+OF_ONE_REPLICA = ("lora_dir",)
+"""Options of `pace serve` with which a client would change the replica that happens to answer it."""
+OF_VECTORS = ("task", "dimensions")
 BALANCE = 1.25
 
 
@@ -101,6 +104,10 @@ def _check_known(name: str, known: list[str]) -> None:
         raise ValueError(f"{name}: Ray's proxy holds the connections; see http_options of Ray Serve")
     if name in SEVERAL:
         raise ValueError(f"{name}: a replica has one model, which stays loaded; make an application for each model")
+    if name in OF_ONE_REPLICA:
+        raise ValueError(f"{name}: a client would load an adapter into one replica; give adapters for all with lora")
+    if name in OF_VECTORS:
+        raise ValueError(f"{name}: replicas generate text; serve vectors with `pace serve`")
     if name == "access_log":
         raise ValueError("access_log: Ray Serve has one of its own; see logging_config of Ray Serve")
     if name not in known:

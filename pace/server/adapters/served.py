@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,12 +33,19 @@ class ServedAdapters:
         self._next_number = itertools.count()
         self._loaded: dict[str, LoadedAdapter] = {}
         self._of_model: Adapters | None = None
+        self._lock = threading.Lock()
+        """Held while an adapter is kept or dropped: a client may unload one while the model is loaded again."""
 
     def attach(self, adapters: Adapters) -> None:
         """Loads the adapters into a model that was loaded. Raises the errors of `Adapters.load`."""
-        for name, path in self._paths.items():
-            self._add(name, adapters.load(path, name))
         self._of_model = adapters
+        for name, path in list(self._paths.items()):
+            loaded = adapters.load(path, name)
+            with self._lock:
+                if name in self._paths:
+                    self._add(name, loaded)
+                else:  # a client unloaded it meanwhile
+                    self._drop(name)
 
     def detach(self) -> None:
         """Forgets the model, which is unloaded."""
@@ -84,7 +92,7 @@ class ServedAdapters:
 
     def listed(self) -> list[dict[str, Any]]:
         """Returns the adapters in llama.cpp's form. `scale` is the weight for requests that name no adapter."""
-        return [self._described(loaded) for loaded in self._loaded.values()]
+        return [self._described(loaded) for loaded in list(self._loaded.values())]
 
     def load(self, name: str, path: str) -> dict[str, Any]:
         """Loads the adapter at a path inside of the operator's folder. Runs in a worker. Raises ApiError: 409 for a
@@ -105,16 +113,24 @@ class ServedAdapters:
         except (NotImplementedError, OSError, TypeError, ValueError) as error:
             message = str(error).replace(f"{self._folder}/", "")
             raise ApiError(400, message, param="name" if "name" in message[:20] else "path") from None
-        self._paths[name] = found
-        self._add(name, loaded)
+        with self._lock:
+            self._paths[name] = found
+            self._add(name, loaded)
         return self._described(loaded)
 
     def unload(self, name: str) -> None:
         """Unloads an adapter; running requests keep it to their end. Raises ApiError 404."""
         if name not in self._paths:
             raise ApiError(404, f"there is no adapter {name[:128]!r}", param="name", code="adapter_not_found")
-        del self._paths[name], self._numbers[name], self._loaded[name]
-        if self._of_model is not None:
+        with self._lock:
+            del self._paths[name]
+            self._numbers.pop(name, None)
+            self._loaded.pop(name, None)
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        """Unloads an adapter from the model, if both are loaded."""
+        if self._of_model is not None and name in [loaded.name for loaded in self._of_model.loaded]:
             self._of_model.unload(name)
 
     def _add(self, name: str, loaded: LoadedAdapter) -> None:

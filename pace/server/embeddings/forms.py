@@ -29,11 +29,12 @@ def ranks(request: RerankRequest, encoded: Encoded, envelope: Envelope, labels: 
     """The documents, best first. Those with equal scores stay in their order."""
     scores = shortest(encoded.values[:, 0]).tolist()
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
+    returns_texts = request.return_documents or request.return_text
     if request.is_tei:
-        texts = {index: {"text": _text(request, index)} for index in order} if request.return_text else {}
+        texts = {index: {"text": _text(request, index)} for index in order} if returns_texts else {}
         return [{"index": index, "score": scores[index]} | texts.get(index, {}) for index in order]
     results = [{"index": index, "relevance_score": scores[index]} for index in order]
-    if request.return_documents:
+    if returns_texts:
         results = [result | {"document": {"text": _text(request, result["index"])}} for result in results]
     return _members(envelope, encoded, "results", results)
 

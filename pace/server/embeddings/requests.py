@@ -115,11 +115,13 @@ class RerankRequest(EncodingRequest):
     top_n: int | None = None
     return_documents: bool | None = None
     return_text: bool | None = None
+    """Another name of `return_documents`."""
     use_activation: bool | None = None
     """False for raw logits."""
     raw_scores: bool | None = None
     truncate: bool | None = None
     """True for `truncate_prompt_tokens` -1."""
+    truncation_direction: str | None = None
     instruction: str | None = None
     """Task, for a reranker that takes one."""
 
@@ -134,13 +136,12 @@ class RerankRequest(EncodingRequest):
             raise invalid("top_n", f"must be at least 1, got {self.top_n}")
         param = "texts" if self.is_tei else "documents"
         documents, places = read_texts([] if isinstance(self.given, str) else self.given, param, limits.inputs)
-        max_tokens = self.truncate_prompt_tokens
         return self.job(
             SCORE,
             [(self.query, document) for document in documents],
             places,
             use_activation=_activates(self.use_activation, self.raw_scores),
-            max_tokens=-1 if max_tokens is None and self.truncate else max_tokens,
+            max_tokens=tei_max_tokens(self),
             instruction=self.instruction,
         )
 
@@ -193,6 +194,14 @@ class ClassifyRequest(EncodingRequest):
     def to_job(self, limits: Limits) -> EncodingJob:
         texts, places = read_input(self.input, "input", limits.inputs)
         return self.job(CLASSIFY, texts, places, use_activation=self.use_activation is not False)
+
+
+def tei_max_tokens(request: Any) -> int | None:
+    """Returns the maximum number of tokens by the fields of text-embeddings-inference, as in `EncodingJob`. Raises
+    ApiError."""
+    if request.truncation_direction not in (None, "right", "Right"):
+        raise invalid("truncation_direction", "must be right: texts are cut off at their end")
+    return -1 if request.truncate and request.truncate_prompt_tokens is None else request.truncate_prompt_tokens
 
 
 def _activates(use_activation: bool | None, raw_scores: bool | None) -> bool:

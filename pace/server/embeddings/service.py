@@ -17,6 +17,7 @@ from pace import __version__
 from pace.llm.embedding_model import EmbeddingModel
 from pace.llm.encoding.embedder import TextTokens
 from pace.llm.engine.turns import NO_TURNS
+from pace.llm.loading.options import LoadOptions
 from pace.server.adapters.served import ServedAdapters
 from pace.server.admission import Admission
 from pace.server.embeddings.jobs import CLASSIFY, EMBED, SCORE, Encoded, EncodingJob
@@ -48,8 +49,11 @@ class EmbeddingService:
     does = "makes vectors or scores of texts, and answers /v1/embeddings, /v1/rerank, /v1/score or /v1/classify"
 
     def __init__(self, options: ServeOptions, arguments: Mapping[str, Any], shared: Shared | None = None) -> None:
-        """`arguments` are those of `EmbeddingModel`. `shared` has the workers of a pool; by default, the model has its
-        own."""
+        """`arguments` are fields of `LoadOptions`. `shared` has the workers of a pool; by default, the model has its
+        own. Raises ValueError for options of models that generate text."""
+        for name in ("lora", "lora_dir", "media", "media_hosts", "prefix_dir"):
+            if getattr(options, name):
+                raise ValueError(f"{name} is for models that generate text, and {options.model} makes vectors")
         self.options = options
         self.limits = options.limits
         self.status = "loading"
@@ -60,6 +64,8 @@ class EmbeddingService:
         """For `/tokenize` and the like."""
         self.admission: Admission | None = None
         self.max_length: int | None = None
+        self.labels: dict[int, str] = {}
+        """Names of the classifier's labels."""
         self.prefixes = None
         self.adapters = ServedAdapters(options)
         """Always empty: adapters are for models that generate text."""
@@ -84,23 +90,20 @@ class EmbeddingService:
         self._turns = turns
 
     def load(self) -> None:
-        """Loads the model, also again after `unload`. Raises what `EmbeddingModel` raises."""
+        """Loads the model, also again after `unload`. Raises the errors of `LoadOptions` and `EmbeddingModel`."""
         try:
-            self.use(EmbeddingModel(**self._arguments))
+            load = LoadOptions(**self._arguments)
+            self.use(EmbeddingModel._open(load, keeps_dtype="dtype" not in self._arguments))
         except BaseException:
             self.status = "failed"
             raise
 
     def use(self, model: EmbeddingModel) -> None:
         """Serves a loaded model. Raises ValueError for dimensions that it does not have."""
-        if self.options.lora:
-            raise ValueError("lora: this model makes vectors, and adapters are for models that generate text")
-        if self.options.media:
-            raise ValueError(f"media={','.join(self.options.media)}: this model takes only texts")
         if self.options.dimensions is not None:
             model.check_dimensions(self.options.dimensions)
         model.embedder.driver.turns = self._turns
-        self.max_length = model.max_length
+        self.max_length, self.labels = model.max_length, model.id2label
         self.reader = PromptReader(
             copy.deepcopy(model.tokenizer),
             model.embedder.vocab_size,
@@ -166,11 +169,6 @@ class EmbeddingService:
         if self.status == "failed":
             return "the model could not be loaded"
         return None if self.model is None else why_unwell(self.model.embedder.driver)
-
-    @property
-    def labels(self) -> dict[int, str]:
-        """Names of the classifier's labels."""
-        return self.loaded.id2label
 
     @property
     def described(self) -> dict[str, Any]:
@@ -288,12 +286,14 @@ class EmbeddingService:
         return texts
 
     async def _compute(self, job: EncodingJob, model: EmbeddingModel, texts: list[TextTokens]) -> Tensor:
-        """Returns float32 rows for texts that have a place in the model. Raises ApiError."""
+        """Returns float32 rows for texts that have a place in the model. Raises ApiError, and the error of a step."""
         submit = model.submit_rows if job.what == EMBED else model.submit_logits
         try:
             rows = await run_in_parts(submit, texts)
             values = await self.work(self._finish, job, model, rows)
-        except (RuntimeError, ValueError) as error:  # the model was closed, or a step failed
+        except (RuntimeError, ValueError) as error:
+            if why_unwell(model.embedder.driver) is None:
+                raise  # a step failed, whose details are for the log; the model goes on
             raise ApiError(503, str(error)) from error
         if not torch.isfinite(values).all():
             raise ApiError(500, "the model computed values that are not finite")

@@ -8,7 +8,7 @@ from pydantic import WithJsonSchema
 
 from pace.server.embeddings.inputs import INPUT_SCHEMA, read_input
 from pace.server.embeddings.jobs import CLASSIFY, EMBED, EncodingJob
-from pace.server.embeddings.requests import EncodingRequest
+from pace.server.embeddings.requests import EncodingRequest, tei_max_tokens
 from pace.server.errors import invalid
 from pace.server.limits import Limits
 from pace.server.schemas.fields import check_count, type_name
@@ -24,11 +24,6 @@ class TeiRequest(EncodingRequest):
     truncate: bool | None = None
     """True to cut off texts that are too long."""
     truncation_direction: str | None = None
-
-    def _max_tokens(self) -> int | None:
-        if self.truncation_direction not in (None, "right", "Right"):
-            raise invalid("truncation_direction", "must be right: texts are cut off at their end")
-        return -1 if self.truncate and self.truncate_prompt_tokens is None else self.truncate_prompt_tokens
 
 
 class EmbedRequest(TeiRequest):
@@ -46,7 +41,7 @@ class EmbedRequest(TeiRequest):
             prompt=self.prompt_name,
             dimensions=self.dimensions,
             normalise=self.normalize,
-            max_tokens=self._max_tokens(),
+            max_tokens=tei_max_tokens(self),
         )
 
 
@@ -67,7 +62,7 @@ class PredictRequest(TeiRequest):
             texts = [_text_or_pair(entry, place) for entry, place in zip(self.inputs, places)]
         else:
             texts, places = [_text_or_pair(self.inputs, "inputs")], ["inputs"]
-        return self.job(CLASSIFY, texts, places, use_activation=not self.raw_scores, max_tokens=self._max_tokens())
+        return self.job(CLASSIFY, texts, places, use_activation=not self.raw_scores, max_tokens=tei_max_tokens(self))
 
 
 def _text_or_pair(value: Any, place: str) -> str | tuple[str, str]:

@@ -102,7 +102,8 @@ class TextReader:
         if count is None or count < 0 or len(text.tokens) <= count:
             return text
         tokenizer = self._model.tokenizer
-        special = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
+        names = () if tokenizer is None else ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id")
+        special = {getattr(tokenizer, name) for name in names}
         ends = tuple(reversed(list(itertools.takewhile(special.__contains__, reversed(text.tokens)))))
         if job.what == SCORE or len(ends) >= count:
             why = "pairs are only cut to the model's maximum" if job.what == SCORE else "that leaves no room for text"

@@ -75,7 +75,9 @@ def _read_file(path: Path, arguments: argparse.Namespace, parser: TableParser) -
 def _read_table(name: str, table: Any, arguments: argparse.Namespace, parser: TableParser) -> ModelEntry:
     if not isinstance(table, dict):
         raise ValueError("must be a table; give options of all models on the command line")
-    table = {key.replace("-", "_"): value for key, value in table.items()}
+    given, table = table, {key.replace("-", "_"): value for key, value in table.items()}
+    if len(table) < len(given):
+        raise ValueError(f"has a key twice, with - and with _: {', '.join(given)}; give each once")
     if nested := [key for key, value in table.items() if isinstance(value, dict) and "model" in value]:
         raise ValueError(f'is a table of tables; write ["{name}.{nested[0]}"] for a name with a dot')
     own = {key: table.pop(key) for key in OWN_KEYS if key in table}
@@ -109,6 +111,8 @@ def _parsed(table: dict[str, Any], arguments: argparse.Namespace, parser: TableP
             raise ValueError(f"{name} is for all models; give it on the command line")
         if name not in known:
             raise ValueError(f"unknown key {name}{meant(name, [*known, *map(_dashed, OWN_KEYS)])}")
+        if value is False and key not in NEGATED and parser._option_string_actions[f"--{name}"].nargs != 0:
+            raise ValueError(f"{name} = false: it takes a value; leave it out for its default")
         words += words_of(name, value)
     parser.parse_args(words, arguments)
     vars(arguments).update({key: False for key, value in table.items() if value is False and key not in NEGATED})

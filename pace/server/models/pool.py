@@ -125,8 +125,13 @@ class ModelPool:
     async def properties(self, name: str | None) -> dict[str, Any]:
         """Returns the answer of `/props` for a model. One that is not loaded gives its last answer. Raises ApiError."""
         slot = self._slot(name)
-        if slot.model.status not in ("unloaded", "reloading") or slot.properties is None:
-            slot.properties = await self.shared.work(slot.model.properties)
+        has_last = lambda: slot.properties is not None and slot.model.status in ("unloaded", "reloading")
+        if not has_last():
+            try:
+                slot.properties = await self.shared.work(slot.model.properties)
+            except ApiError:
+                if not has_last():  # it was not unloaded meanwhile
+                    raise
         return slot.properties
 
     @property

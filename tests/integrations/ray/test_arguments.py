@@ -65,7 +65,7 @@ def test_a_replica_has_as_long_as_pace_serve_gives_to_finish():
      ({"max_n": "0"}, "n must be at least 1"), ({"kv_cache_type": "rope"}, "invalid choice: 'rope'"),
      ({"quantization": "int3"}, "int3"), ({"kv_cache_bytes": "much"}, "much"),
      ({"api_key_file": "/nowhere"}, "api_key_file: cannot read /nowhere"),
-     ({"cors_origin": ["*"]}, "cors_origins")],
+     ({"cors_origin": ["*"]}, "cors_origins"), ({"lora_dir": "."}, "one replica"), ({"task": "embed"}, "pace serve")],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(given, words):
     with pytest.raises((ValueError, TypeError), match=words.replace("?", r"\?")):

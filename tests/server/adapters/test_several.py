@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("peft")
 from pace.assets import TINY, TINY_DRAFT
+from pace.llm.clients.adapters import Adapters
 from pace.server.models.pool import ModelPool
 from pace.server.options import ModelEntry, ServeOptions
 from tests.llm.adapters.saved import save_adapter
@@ -44,6 +45,29 @@ def test_a_model_comes_back_with_its_adapters(tmp_path):
             assert [serving.tell(name) for name in (name, *names)] == [before[names.index(name)], *before]
         assert [one["name"] for one in serving.ask("/lora-adapters").json] == ["poet", "second"]
         assert serving.ask("/lora-adapters?model=small").json == []
+
+
+def test_an_adapter_is_unloaded_while_its_model_comes_back(tmp_path, monkeypatch):
+    for seed, name in enumerate(("one", "two"), 1):
+        save_adapter(tmp_path / name, seed)
+    with Adapted(tmp_path) as serving:
+        assert serving.ask("/lora-adapters", {"model": "chat", "name": "second", "path": "two"}).status == 200
+        wait_until(lambda: not serving.loaded()["chat"])
+        load, deleted = Adapters.load, []
+
+        def load_and_delete(adapters, path, name):
+            loaded = load(adapters, path, name)
+            if name == "poet":
+                deleted.extend(
+                    serving.ask(f"/lora-adapters/{one}", None, "DELETE").status for one in ("poet", "second")
+                )
+            return loaded
+
+        monkeypatch.setattr(Adapters, "load", load_and_delete)
+        assert serving.tell("chat") and deleted == [200, 200]
+        monkeypatch.undo()
+        assert serving.ask("/lora-adapters").json == [] and serving.pool.find("chat").generator.adapters.loaded == []
+        assert serving.ask("/lora-adapters", {"model": "chat", "name": "poet", "path": "two"}).status == 200
 
 
 def test_adapters_of_the_command_line_need_one_model(tmp_path):

@@ -10,7 +10,9 @@ import torch
 from pace.assets import TINY
 from pace.cli.serve import add_arguments, make_service, serve_options
 from pace.llm.embedding_model import EmbeddingModel
+from pace.llm.encoding.embedder import TextTokens
 from pace.server.embeddings.tasks import find_task
+from pace.server.network.run import WrongOptions
 from pace.server.options import ServeOptions
 from tests.server.embeddings.checkpoints import make_checkpoint
 from tests.server.embeddings.serving import EncodingServing, vectors
@@ -119,6 +121,38 @@ def test_the_command_serves_an_encoder_next_to_a_model_of_text(folders):
         assert vectors_model.status == "ready" and vectors_model.described["dimensions"] == 32
         vectors_model.unload()
     pool.close()
+
+
+def test_options_of_models_of_text(folders, tmp_path):
+    encoder, common = str(folders("bert")), ["--max-adapters", "3", "--prompt-lookup", "--prefix-dir", str(tmp_path)]
+    common += ["--lora-dir", str(tmp_path), "--dimensions", "8"]
+    arguments = parsed("--model", f"chat={TINY}", "--model", f"vectors={encoder}", *common)
+    pool, _ = make_service(serve_options(arguments), arguments)
+    chat, vectors_model = pool.models
+    vectors_model.load()
+    assert vectors_model.described["dimensions"] == 8 and chat.options.dimensions is None
+    assert vectors_model.options.prefix_dir is None and chat.options.prefix_dir == tmp_path / "model-chat"
+    assert chat.load_options.max_adapters == 3 and chat.load_options.spec_config is not None
+    pool.close()
+    file = tmp_path / "models.toml"
+    file.write_text(f'[vectors]\nmodel = "{encoder}"\nmax-adapters = 3\n[chat]\nmodel = "{TINY}"')
+    wrong = [[encoder, *words] for words in (common[:2], common[2:3], common[3:5], common[5:7])]
+    wrong += [["--models", str(file)], [str(TINY), *common[7:]]]
+    for words, name in zip(
+        wrong, ("max_adapters", "drafts are", "prefix_dir", "lora_dir", "max_adapters", "dimensions")
+    ):
+        arguments = parsed(*words)
+        with pytest.raises(WrongOptions, match=name):
+            make_service(serve_options(arguments), arguments)
+
+
+def test_ids_are_cut_without_a_tokenizer(folders):
+    model = EmbeddingModel(folders("bert"), progress=False)
+    expected = model.embed_tokens([TextTokens((5, 6))])
+    model.tokenizer = None
+    with EncodingServing(model) as served:
+        assert torch.equal(as_tensor(vectors(served.embed([5, 6, 7], truncate_prompt_tokens=2))), expected)
+    model.close()
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ def test_settings_of_a_ranking(ranker):
     body = {"query": "w9", "documents": [DOCUMENTS[0], *({"text": text} for text in DOCUMENTS[1:])]}
     found = ranker.ask("/rerank", {**body, "return_documents": True, "top_n": 2}).json["results"]
     assert [result["document"] for result in found] == [{"text": DOCUMENTS[index]} for index in ORDER[:2]]
+    assert found == ranker.ask("/rerank", {**body, "return_text": True, "top_n": 2}).json["results"]
     assert len(ranker.ask("/rerank", {**body, "top_n": 99}).json["results"]) == 4
+    assert ranker.ask("/rerank", {**body, "truncation_direction": "Left"}).error["param"] == "truncation_direction"
     for raw in ({"use_activation": False}, {"raw_scores": True}):
         found = ranker.ask("/rerank", {**body, **raw}).json["results"]
         assert [result["relevance_score"] for result in found] == pytest.approx([LOGITS[index] for index in ORDER])

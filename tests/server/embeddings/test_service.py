@@ -112,6 +112,35 @@ def test_requests_that_outlast_the_drain_get_an_answer():
         assert served.embed("w4").status == 503
 
 
+def test_requests_that_end_within_the_drain_are_answered():
+    with EncodingServing(FakeModel(labels=["a", "b"])) as served:
+        gate = served.model.embedder.gate
+        gate.clear()
+        connections = [served.connect() for _ in range(2)]
+        for connection, path in zip(connections, ("/v1/embeddings", "/v1/classify")):
+            connection.sendall(request_bytes(path, {"input": "w4"}))
+        until(lambda: served.service.admission.num_requests == 2)
+        drain = asyncio.run_coroutine_threadsafe(served.service.drain(5), served.loop)
+        until(lambda: served.service.status == "draining")
+        gate.set()
+        replies = [read_reply(connection) for connection in connections]
+        drain.result(5)
+        assert [reply.status for reply in replies] == [200, 200] and replies[1].json["data"][0]["label"] in ("a", "b")
+
+
+def test_the_error_of_a_step_is_for_the_log(monkeypatch, caplog):
+    with EncodingServing() as served:
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("/home/secret")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(served.model.embedder, "_compute", fail)
+            reply = served.embed("w4")
+        assert reply.status == 500 and b"secret" not in reply.body and "/home/secret" in caplog.text
+        assert served.embed("w4").status == 200
+
+
 def test_lower_priorities_are_earlier(monkeypatch):
     monkeypatch.setattr("pace.server.embeddings.service.TEXTS_AT_ONCE", 1)
     with EncodingServing(allow_priority=True) as served:

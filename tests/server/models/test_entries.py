@@ -96,6 +96,15 @@ def test_each_model_has_its_own_folder_of_prefixes(tmp_path: Path):
     assert folders == [tmp_path / "model-a%2Fb", tmp_path / "model-.."]
 
 
+def test_a_file_of_one_model(tmp_path: Path):
+    file = tmp_path / "models.toml"
+    file.write_text('[a]\nmodel = "x"\ntask = "embed"\ndimensions = 8\nmax-image-tokens = 64\nlora = ["poet=y"]')
+    options = read("--models", file)
+    own = options.of(options.entries[0])
+    assert (own.task, own.dimensions, own.max_image_tokens, own.lora) == ("embed", 8, 64, (("poet", "y"),))
+    assert own.model == "x" and own.model_names == ("a",)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -132,6 +141,8 @@ def test_wrong_words(words, message):
         ('[chat]\nmodel = "x"\naliases = ["y"]\n[y]\nmodel = "z"', "two of them have the name 'y'"),
         ('[llama3.1]\nmodel = "x"', r'write \["llama3.1"\]'),
         ('[chat]\nmodel = "x"\nmtp = true\ndraft = "y"', "not allowed with"),
+        ('[chat]\nmodel = "x"\nlora = false', "lora = false: it takes a value"),
+        ('[chat]\nmodel = "x"\nmax-seq-len = 5\nmax_seq_len = 6', "a key twice"),
     ],
 )
 def test_wrong_files(tmp_path: Path, text, message):

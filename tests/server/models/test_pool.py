@@ -135,6 +135,24 @@ async def test_an_idle_model_is_unloaded_and_comes_back():
 
 
 @on_a_loop
+async def test_a_model_that_is_unloaded_while_it_describes_itself_gives_its_last_answer():
+    pool = make_pool("chat", idle_unload=60)
+    await pool.load()
+    model = pool.models[0]
+
+    def properties() -> dict:
+        model.status = status
+        raise ApiError(503, "the model is not loaded")
+
+    model.properties = properties
+    status = "unloaded"
+    assert (await pool.properties("chat"))["model_alias"] == "chat"
+    model.status = status = "ready"
+    with pytest.raises(ApiError):
+        await pool.properties("chat")
+
+
+@on_a_loop
 async def test_a_model_may_wait_for_its_first_request():
     pool = make_pool("chat", load_on_startup=False)
     await pool.load()
