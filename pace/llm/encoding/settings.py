@@ -39,7 +39,10 @@ OLD_POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Field of an older Pooling -> name, in the order of concatenation."""
-LOADING_FIELDS = {"trust_remote_code", "torch_dtype", "dtype", "attn_implementation", "use_cache", "use_flash_attn"}
+LOADING_FIELDS = {
+    *("trust_remote_code", "torch_dtype", "dtype", "attn_implementation", "use_cache", "use_flash_attn"),
+    *("add_pooling_layer", "low_cpu_mem_usage", "padding_side", "unpad_inputs", "use_memory_efficient_attention"),
+}
 """Arguments of loading a model or tokenizer that change no result."""
 
 

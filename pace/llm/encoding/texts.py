@@ -7,8 +7,6 @@ from typing import Any
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
-from tokenizers.normalizers import Lowercase
-from tokenizers.normalizers import Sequence as Normalizers
 
 from pace.llm.encoding.embedder import TextTokens
 from pace.naming import check_text
@@ -32,9 +30,8 @@ class TextEncoder:
                 f"the tokenizer {type(tokenizer).__name__} has no tokenizer.json; give tokenizer_name_or_path, a "
                 "checkpoint that has one, or token ids instead of texts"
             )
-        if lower_case or not isinstance(tokenizer, Tokenizer):
-            backend = _copied(backend, lower_case)
-        self._backend = backend
+        self._backend = backend if isinstance(tokenizer, Tokenizer) else _copied(backend)
+        self._lower_case = lower_case
         self._direction = getattr(tokenizer, "truncation_side", "right")
         self._has_types = has_types and "token_type_ids" in tokenizer.model_input_names
         self.max_length = max_length
@@ -44,7 +41,7 @@ class TextEncoder:
         invalid Unicode, and for a text that is too long otherwise."""
         for index, text in enumerate(texts):
             check_text(text, f"text {index}")
-        return self._encode(list(texts), truncate)
+        return self._encode([self._lower(text) for text in texts], truncate)
 
     def pairs(self, pairs: Sequence[Pair], truncate: bool) -> list[TextTokens]:
         """Returns the tokens of each pair. With `truncate`, cuts the longer text of a pair first. Raises as
@@ -52,7 +49,11 @@ class TextEncoder:
         for index, (first, second) in enumerate(pairs):
             check_text(first, f"the first text of pair {index}")
             check_text(second, f"the second text of pair {index}")
-        return self._encode([tuple(pair) for pair in pairs], truncate)
+        return self._encode([(self._lower(first), self._lower(second)) for first, second in pairs], truncate)
+
+    def _lower(self, text: str) -> str:
+        """The text as sentence-transformers gives it to the tokenizer; special tokens in it become words."""
+        return text.lower() if self._lower_case else text
 
     def _encode(self, inputs: list[str] | list[Pair], truncate: bool) -> list[TextTokens]:
         found = []
@@ -109,11 +110,9 @@ class TooLong(ValueError):
         self.length = length
 
 
-def _copied(backend: Backend, lower_case: bool) -> Backend:
+def _copied(backend: Backend) -> Backend:
     """A copy without the padding and truncation that the file may ask for."""
     copy = Backend.from_str(backend.to_str())
     copy.no_padding()
     copy.no_truncation()
-    if lower_case:
-        copy.normalizer = Normalizers([Lowercase(), *([copy.normalizer] if copy.normalizer else [])])
     return copy

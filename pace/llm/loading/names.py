@@ -121,7 +121,7 @@ def check_coverage(
             )
         if tuple(shape) != target.shape:
             wrong.append(f"{name} has shape {list(shape)}, the config demands {list(target.shape)}")
-        elif dtype not in FLOAT_DTYPES and not (isinstance(dtype, WeightLayout) and len(shape) >= 2):
+        elif dtype not in FLOAT_DTYPES and (target.is_vector or not isinstance(dtype, WeightLayout)):
             wrong.append(f"{name} is {dtype}, not a floating-point tensor")
     problems = {
         "missing": sorted(targets.keys() - names.values()),

@@ -27,8 +27,8 @@ class HeadCost:
     """A dtype, a format, or the layout of a checkpoint's codes."""
     num_bytes: int
     token_bytes: int
-    """Bytes of weights that one token reads. Towers, experts that it does not choose, and an embedding that is not the
-    head are not counted."""
+    """Bytes of weights that one token reads. Towers, a layer for multi-token prediction, experts that it does not
+    choose, and an embedding that is not the head are not counted."""
     is_embedding: bool
     """True if the embedding is the same matrix."""
 
@@ -49,7 +49,7 @@ def head_cost(model: BaseModelForCausalLM, ops: WeightOps, dtype: torch.dtype) -
     """Computes the cost from the plans of a model's matrices; the model need not be loaded. `dtype`: of floats."""
     head = model.lm_head
     matrix = head.embedding if isinstance(head, TiedLMHead) else head
-    children = [child for child in model.children() if child not in model.towers]
+    children = [child for child in model.children() if child not in model.layers_aside]
     read = sum(child.planned_nbytes(ops, dtype) for child in children)
     for part in (part for child in children for part in _walk(child)):
         if isinstance(part, Embedding) and part is not matrix:

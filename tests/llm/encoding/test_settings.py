@@ -127,7 +127,11 @@ def test_other_files_refuse_unknown_fields_unless_they_are_empty(tmp_path):
             read_settings(tmp_path)
         path.unlink()
     write_json(prompts, {"rotate": None, "more": []})
-    write_json(texts, {"query_length": None, "model_args": {"trust_remote_code": True}, "unpad_inputs": True})
+    loading = {"trust_remote_code": True, "add_pooling_layer": False, "unpad_inputs": True}
+    write_json(
+        texts,
+        {"query_length": None, "model_args": loading, "tokenizer_args": {"padding_side": "left"}, "unpad_inputs": True},
+    )
     assert read_settings(tmp_path) == EncodingSettings()
 
 

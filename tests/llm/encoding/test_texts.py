@@ -69,7 +69,9 @@ def test_sides_types_and_lower_case():
     lower = TextEncoder(own(byte_level()), 9, lower_case=True)
     plain = TextEncoder(own(byte_level()), 9)
     assert lower.texts(["YES"], False) == plain.texts(["yes"], False) != plain.texts(["YES"], False)
+    assert lower.pairs([("YES", "NO")], False) == plain.pairs([("yes", "no")], False)
     assert lower.texts([END], False) == plain.texts([END], False)
+    assert lower.texts(["ΑΣ"], False) == plain.texts(["ας"], False), "as str.lower, in sentence-transformers"
 
 
 def test_a_file_that_pads_and_truncates_does_not_do_so_here():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -80,6 +80,12 @@ class GteModel(RotaryEncoder):
         super().__init__(config, dtype, ops)
         if self.num_labels:
             self.head = Head("gte.pooler.dense", "tanh", "classifier", config.hidden_size, self.num_labels)
+
+    def ignored(self) -> Iterator[str]:
+        """gte-multilingual-base also has a classifier of tokens, for sparse vectors."""
+        yield from super().ignored()
+        if self.head is None:
+            yield r"classifier\..*"
 
     def choose(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
         super().choose(tensors)

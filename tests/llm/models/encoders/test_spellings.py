@@ -21,6 +21,7 @@ from pace.llm.models.encoders.gemma_embedding import GemmaEmbeddingModel
 from pace.llm.models.encoders.mpnet import bucket
 from pace.llm.runners.encoder import EncoderRunner
 from pace.ops import native
+from pace.ops.weight_layout import WeightLayout
 from tests.llm.models.encoders.oracle import load_encoder, oracle_rows, random_texts, rows_of, unit
 from tests.llm.models.encoders.variants import BASE, VARIANTS, Variant, save_encoder
 from tests.support import TensorDict
@@ -101,7 +102,9 @@ def test_new_is_gte(tmp_path):
     assert any(name.startswith("new.encoder.layer.0.attention.qkv_proj") for name in new)
     assert torch.equal(result(loaded(fields, new)), result(load_encoder(tmp_path, native)))
     bare = {name.removeprefix("new."): tensor for name, tensor in new.items() if "classifier" not in name}
-    assert result(loaded(fields | {"architectures": ["NewModel"]}, bare)).isfinite().all()
+    rows = result(loaded(fields | {"architectures": ["NewModel"]}, bare))
+    both = fields | {"architectures": ["NewModel", "NewForTokenClassification"]}
+    assert torch.equal(result(loaded(both, new)), rows), "gte-multilingual-base, with a classifier of tokens"
     for field, value in (("layer_norm_type", "rms_norm"), ("logn_attention_scale", True)):
         with pytest.raises(NotImplementedError, match=field):
             read_encoder_config(fields | {field: value})
@@ -258,6 +261,15 @@ def test_buckets_of_mpnet():
     for field, value in (("relative_attention_num_buckets", 16), ("max_position_embeddings", 2)):
         with pytest.raises(ValueError, match=field):
             read_encoder_config({"model_type": "mpnet", field: value})
+
+
+def test_quantised_biases_of_mpnet_are_refused(tmp_path):
+    fields, tensors = saved(tmp_path, "mpnet")
+    encoder_class, config = read_encoder_config(fields)
+    reader, name = TensorDict(tensors), "encoder.relative_attention_bias.weight"
+    reader.tensors[name] = (WeightLayout("int8", None), reader.tensors[name][1])
+    with pytest.raises(ValueError, match=f"{name} is int8, a scale a row, not a floating-point tensor"):
+        encoder_class(config, torch.float32, native).load_weights(reader)
 
 
 def test_distances_beyond_the_table_of_mpnet(tmp_path):
