@@ -155,7 +155,7 @@ inline void read(py::handle record, ExpertStack& to) {
     read_field(record, "is_mapped", to.mapped);
 }
 
-// AdapterTable of pace/ops/adapters.
+// AdapterTable of pace/ops/adapters.py.
 inline void read(py::handle record, AdapterTable& to) {
     to = {};
     read_field(record, "addresses", to.addresses);
