@@ -72,7 +72,7 @@ class Adapters:
         """Loads an adapter; see `LLMModel.load_adapter`. Raises NameTaken for a name that another one has."""
         if self._base is None:
             raise ValueError("this model was not read from a checkpoint, which adapters are made for")
-        name = _checked_name(Path(path).expanduser().resolve().stem if name is None else name)
+        name = _checked_name(_name_of(Path(path)) if name is None else name)
         with self._lock:
             if name in self._entries or name in self._reading:
                 raise NameTaken(f"an adapter with the name {name!r} is loaded; unload it first, or use another name")
@@ -134,6 +134,12 @@ class Adapters:
         """Unloads an adapter from the engine, after all that was posted before."""
         digest = entry.loaded.digest
         self._driver.tidy(lambda engine: engine.unload_adapter(digest))
+
+
+def _name_of(path: Path) -> str:
+    """The last part of a path. Of a file, without what follows the last dot."""
+    path = path.expanduser().resolve()
+    return path.stem if path.is_file() else path.name
 
 
 def _checked_name(name: str) -> str:
