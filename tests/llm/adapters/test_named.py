@@ -136,6 +136,23 @@ def test_a_third_place_and_no_fourth(model, saved, tmp_path):
     check_idle(model, used_bytes=None)
 
 
+def test_ctrl_c_while_loading_leaves_no_slot_taken(model, tmp_path, monkeypatch):
+    driver, slots = model.generator.driver, model.generator.engine.model.adapters
+    call, num_free = driver.call, slots.num_free
+
+    def interrupted(function):
+        loading = call(function)
+        monkeypatch.setattr(loading, "result", lambda: (_ for _ in ()).throw(KeyboardInterrupt), raising=False)
+        return loading
+
+    monkeypatch.setattr(driver, "call", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.load_adapter(write(tmp_path / "late", CONFIG, pair()))
+    monkeypatch.undo()
+    driver.call(lambda engine: None).result()
+    assert slots.num_free == num_free and [loaded.name for loaded in model.adapters] == ["one", "two"]
+
+
 def test_an_adapter_in_use_is_unloaded_with_its_last_request(model, saved, tmp_path):
     path = write(tmp_path, CONFIG, pair())
     model.load_adapter(path, "third")
