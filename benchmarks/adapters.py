@@ -12,6 +12,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,15 +21,12 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import page  # noqa: E402
-from pace import _C  # noqa: E402
-from pace.bench import measure  # noqa: E402
+from benchmarks import random_weights  # noqa: E402
+from benchmarks.random_weights import Row  # noqa: E402
 from pace.bench.result import Subject  # noqa: E402
-from pace.bench.shapes import SHAPES  # noqa: E402
 from pace.llm.adapters.modules import HEAD, places_of  # noqa: E402
 from pace.llm.adapters.slots import AdapterSlots  # noqa: E402
 from pace.llm.adapters.weights import AdapterModule, AdapterWeights  # noqa: E402
-from pace.llm.loading.options import use_threads  # noqa: E402
 from pace.llm.sampling.sampler import Sampling  # noqa: E402
 from pace.llm.sequence import AdapterKey, Sequence  # noqa: E402
 from pace.llm.text.stopping_criteria import StoppingCriteria  # noqa: E402
@@ -61,41 +59,24 @@ CASES = [
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="llama-3.2-1b", choices=SHAPES, metavar="SHAPE")
-    parser.add_argument("--layers", type=int, metavar="N", help="of the shape (default: all)")
-    parser.add_argument("--weights", nargs="+", default=["bfloat16"], metavar="KIND")
+    parser = random_weights.make_parser(__doc__, "llama-3.2-1b")
     parser.add_argument("--rank", type=int, default=16, metavar="N", help="of each adapter (default: 16)")
     parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of a prefill (default: 512)")
     parser.add_argument("--generate", type=int, default=24, metavar="N", help="decode steps (default: 24)")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="pairs (default: 5)")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: what `pace env` says")
     parser.add_argument("--profile", action="store_true", help="print the seconds of each kind of instruction")
-    page.add_into_argument(parser)
     options = parser.parse_args()
-    page.check_page(options.into, SCRIPT)
-    use_threads(options.threads)
-    lines, report = [], {}
-    for weights in options.weights:
-        quantization = None if weights == "bfloat16" else weights
-        subject = measure.load(
-            options.shape, num_threads=options.threads, quantization=quantization, layers=options.layers
-        )
+
+    def rows_of(subject: Subject) -> Iterator[Row]:
         keys = load_adapters(subject, options.rank)
         for case in CASES:
             base, adapted = rates(subject, case, keys, options)
             ratio = statistics.median(ours / theirs for ours, theirs in zip(adapted, base))
             cells = [f"{statistics.median(base):,.1f}", f"{statistics.median(adapted):,.1f}", f"{ratio:.3f}"]
-            lines.append(" | ".join([f"| {weights}", case.name, _C.isa(), *cells, f"{case.goal:.2f}"]) + " |")
-            report[f"{weights}, {case.name}"] = round(ratio, 4)
-            print(lines[-1], file=sys.stderr, flush=True)
-    text = [
-        f"`{page.command(SCRIPT)}`: {options.shape}, rank {options.rank}, {_C.get_num_threads()} threads.\n",
-        "| weights | step | instructions | base t/s | with adapters t/s | ratio | goal |",
-        "|---|---|---|---:|---:|---:|---:|",
-        *lines,
-    ]
-    page.publish(options.into, SCRIPT, "\n".join(text) + "\n\n", report)
+            yield Row(case.name, [*cells, f"{case.goal:.2f}"], ratio)
+
+    columns = ["step", "base t/s", "with adapters t/s", "ratio", "goal"]
+    random_weights.measure_rows(SCRIPT, options, f"rank {options.rank}", columns, rows_of)
     return 0
 
 

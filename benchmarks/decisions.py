@@ -14,6 +14,7 @@ import itertools
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -21,13 +22,11 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import page  # noqa: E402
-from pace import _C  # noqa: E402
-from pace.bench import measure  # noqa: E402
-from pace.bench.shapes import SHAPES  # noqa: E402
+from benchmarks import random_weights  # noqa: E402
+from benchmarks.random_weights import Row  # noqa: E402
+from pace.bench.result import Subject  # noqa: E402
 from pace.llm.clients.decisions import LabelLogits, LabelPlaces  # noqa: E402
 from pace.llm.engine.driver import EngineDriver  # noqa: E402
-from pace.llm.loading.options import use_threads  # noqa: E402
 
 SCRIPT = "benchmarks/decisions.py"
 GOAL = 1.3
@@ -35,43 +34,26 @@ GOAL = 1.3
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="qwen2.5-0.5b", choices=SHAPES, metavar="SHAPE")
-    parser.add_argument("--layers", type=int, metavar="N", help="of the shape (default: all)")
-    parser.add_argument("--weights", nargs="+", default=["bfloat16"], metavar="KIND")
+    parser = random_weights.make_parser(__doc__, "qwen2.5-0.5b")
     parser.add_argument("--prefix", type=int, default=2000, metavar="N", help="tokens of the state (default: 2000)")
     parser.add_argument("--questions", type=int, default=64, metavar="N", help="default: 64")
     parser.add_argument("--own", type=int, nargs="+", default=[4, 8, 24], metavar="N", help="tokens of each question")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each kind (default: 3)")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: what `pace env` says")
-    page.add_into_argument(parser)
     options = parser.parse_args()
-    page.check_page(options.into, SCRIPT)
-    use_threads(options.threads)
-    lines, report = [], {}
-    for weights in options.weights:
-        quantization = None if weights == "bfloat16" else weights
-        subject = measure.load(
-            options.shape, num_threads=options.threads, quantization=quantization, layers=options.layers
-        )
+
+    def rows_of(subject: Subject) -> Iterator[Row]:
         driver = EngineDriver(subject.engine)
         for own in options.own:
             found = times(driver, subject.model.vocab_size, own, options)
             alone, together, apart = (statistics.median(seconds) for seconds in found)
             ratio = statistics.median(all_ / one for one, all_ in zip(found[0], found[1]))
             cells = [f"{alone:.2f}", f"{together:.2f}", f"{ratio:.2f}", f"{GOAL:.2f}", f"{apart:.2f}"]
-            lines.append(" | ".join([f"| {weights}", str(own), _C.isa(), *cells]) + " |")
-            report[f"{weights}, {own} tokens"] = round(ratio, 4)
-            print(lines[-1], file=sys.stderr, flush=True)
+            yield Row(str(own), cells, ratio)
         driver.close()
-    text = [
-        f"`{page.command(SCRIPT)}`: {options.shape}, {options.questions} questions, prefix of {options.prefix} tokens, "
-        f"{_C.get_num_threads()} threads.\n",
-        "| weights | tokens of a question | instructions | prefix s | all questions s | ratio | goal | one alone s |",
-        "|---|---:|---|---:|---:|---:|---:|---:|",
-        *lines,
-    ]
-    page.publish(options.into, SCRIPT, "\n".join(text) + "\n\n", report)
+
+    columns = ["tokens of a question", "prefix s", "all questions s", "ratio", "goal", "one alone s"]
+    setting = f"{options.questions} questions, prefix of {options.prefix} tokens"
+    random_weights.measure_rows(SCRIPT, options, setting, columns, rows_of)
     return 0
 
 

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import page  # noqa: E402
+from benchmarks.random_weights import load  # noqa: E402
 from pace import _C  # noqa: E402
 from pace.bench import measure  # noqa: E402
 from pace.bench.result import Phase, Result, Subject  # noqa: E402
@@ -77,11 +78,6 @@ def main() -> int:
     ]
     page.publish(options.into, SCRIPT, "\n".join(text) + "\n\n")
     return 0
-
-
-def load(shape: str, weights: str, layers: int, threads: int | None) -> Subject:
-    quantization = None if weights == "bfloat16" else weights
-    return measure.load(shape, num_threads=threads, quantization=quantization, layers=layers)
 
 
 def row(mixture: Subject, dense: Subject, shape: str, weights: str, options: argparse.Namespace) -> str:

@@ -129,7 +129,7 @@ inline void read(py::handle record, Norm& to) {
     if (to.weight && weight.attr("ndim").cast<int>() == 2) to.head_stride = weight.attr("stride")(0).cast<int64_t>();
 }
 
-// Rotation of pace/graph/recorded.py, or None.
+// Rotation of pace/graph/recorded/heads.py, or None.
 inline void read(py::handle record, Rotation& to) {
     to = {};
     if (record.is_none()) return;
@@ -155,7 +155,7 @@ inline void read(py::handle record, ExpertStack& to) {
     read_field(record, "is_mapped", to.mapped);
 }
 
-// AdapterTable of pace/ops/adapters.
+// AdapterTable of pace/ops/adapters.py.
 inline void read(py::handle record, AdapterTable& to) {
     to = {};
     read_field(record, "addresses", to.addresses);

@@ -21,8 +21,10 @@ from pace.bench.costs import Costs
 from pace.bench.result import Phase, Repeat, Result, Subject
 from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape, shape_config
 from pace.graph.instructions import Instruction
-from pace.graph.recorded import Attention, Experts, HeadsLinear, Linear
-from pace.graph.recorded_states import CausalConv, Recurrence
+from pace.graph.recorded.heads import Attention
+from pace.graph.recorded.mixtures import Experts
+from pace.graph.recorded.products import HeadsLinear, Linear
+from pace.graph.recorded.states import CausalConv, Recurrence
 from pace.llm.cache.groups import most_bytes
 from pace.llm.engine.engine import Engine
 from pace.llm.loading.load import load_model

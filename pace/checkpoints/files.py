@@ -115,6 +115,11 @@ def read_json_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict:
     return value
 
 
+def asks_for_nothing(value: object) -> bool:
+    """True for null, false and an empty text, list or object: a field of a config that has no effect."""
+    return value is None or value is False or (isinstance(value, (str, list, dict)) and not value)
+
+
 def parse_json(data: bytes, where: str):
     """Parses any JSON value, more strictly than `json.loads`. Raises ValueError that names `where`, also for repeated
     keys with different values, for NaN, and for infinite numbers outside of `INFINITE_FIELDS`."""

@@ -8,19 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from pace.graph.instructions import Columns, Heads, Instruction, Value, overlap
-from pace.graph.recorded import (
-    AddAdapters,
-    Attention,
-    Experts,
-    Linear,
-    Norm,
-    NormHeads,
-    Preparation,
-    RotateHeads,
-    Route,
-    Scale,
-    StoreKv,
-)
+from pace.graph.recorded.elementwise import Scale
+from pace.graph.recorded.heads import Attention, NormHeads, Preparation, RotateHeads, StoreKv
+from pace.graph.recorded.mixtures import Experts, Route
+from pace.graph.recorded.norms import Norm
+from pace.graph.recorded.products import AddAdapters, Linear
 from pace.graph.symbols import Add
 
 

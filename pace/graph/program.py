@@ -12,6 +12,7 @@ from pace import _C
 from pace.graph import recorded
 from pace.graph.instructions import Instruction, Places, Value
 from pace.graph.passes import fuse, plan_buffers
+from pace.graph.recorded.rows import ReadRows
 from pace.graph.symbols import Recording, SymbolicAngles
 from pace.memory import ReusedPages, format_bytes
 from pace.ops.kernels.attention import kv_view
@@ -61,7 +62,7 @@ class Program:
             raise NotImplementedError("a recorded forward pass ends in a whole matrix, not in some columns of one")
         self._result = logits.columns.value
         self.instructions = fuse(recording.instructions, self._result) if optimise else recording.instructions
-        self._file_tables = [each.table for each in self.instructions if isinstance(each, recorded.ReadRows)]
+        self._file_tables = [each.table for each in self.instructions if isinstance(each, ReadRows)]
         self._program = _lower(self.instructions, self._result, neighbour and neighbour._program)
         self._last_cache: tuple[list[LayerBlocks] | None, _C.KvCache] = (None, _C.KvCache([]))
         self._last_batch: tuple[Callable[[], ForwardBatch | None], _C.Batch | None] = (lambda: None, None)

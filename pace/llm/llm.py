@@ -286,7 +286,7 @@ class LLMModel:
     def load_adapter(self, path: str | Path, name: str | None = None) -> LoadedAdapter:
         """Loads a LoRA adapter next to the model, while generations go on: a directory that PEFT has saved, or a GGUF
         file. Calls name it in `adapter=`; all others use the base model, with the bits it has without adapters
-        (docs/adapters.md). Without `name`, the last part of the path is its name.
+        (docs/adapters.md). Without `name`, the last part of the path is its name, for a file without `.gguf`.
 
         Raises ValueError for a name that is taken, damaged or unknown contents, and values that are not finite. The
         same for modules and shapes that the model does not have, and beyond `max_adapters` and `max_lora_rank`. Raises

@@ -304,6 +304,13 @@ class Sequence:
         them needs."""
         return self.num_prompt_tokens - 1 if self.num_shared is None else self.num_shared
 
+    def share_prompt(self, sharers: list[Sequence], num_shared: int | None = None) -> None:
+        """Lets other sequences wait for the blocks of the prompt that this one computes, or of its first `num_shared`
+        tokens. Call it before they are submitted."""
+        self.prompt_sharers, self.num_shared = sharers, num_shared
+        for sharer in sharers:
+            sharer.waits_for_prompt = True
+
     @property
     def num_pending(self) -> int:
         """Tokens not yet in the cache: the rest of the prompt, or 1 between two decode steps."""

@@ -44,9 +44,7 @@ def make_samples(call: PreparedCall, index: int, tokenizer: Any, driver: EngineD
         first.wanted_from = 0
         for sample in samples:
             sample.prompt_logprobs = record
-    first.prompt_sharers = samples[1:]
-    for sharer in samples[1:]:
-        sharer.waits_for_prompt = True
+    first.share_prompt(samples[1:])
     return samples
 
 

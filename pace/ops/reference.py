@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from pace.ops import checks, weight_layout
-from pace.ops.adapters import AdapterTable, twin
+from pace.ops.adapters import AdapterTable
 from pace.ops.blocks import BlockRows
 from pace.ops.experts import Activation, Clamp, ClampedSwiglu
 from pace.ops.file_table import FileTable
 from pace.ops.protocol import AttentionOptions, ExpertOptions
 from pace.ops.quantizer import Quantizer
+from pace.ops.reference_parts import adapters as reference_adapters
 from pace.ops.reference_parts import experts as reference_experts
 from pace.ops.reference_parts.experts import route  # noqa: F401
 from pace.ops.reference_parts.sampling import (  # noqa: F401
@@ -228,7 +229,7 @@ def glu(x: Tensor, activation: str) -> Tensor:
 
 
 def add_adapters_(y: Tensor, x: Tensor, adapters: AdapterTable, routing: Tensor) -> None:
-    twin.add_adapters(linear, y, x, adapters, routing)
+    reference_adapters.add_adapters(linear, y, x, adapters, routing)
 
 
 def scale_(x: Tensor, factor: float) -> None:

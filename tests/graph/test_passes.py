@@ -10,17 +10,10 @@ import torch
 
 from pace.graph.instructions import Columns, Heads, Value, overlap
 from pace.graph.passes import fuse_heads, fuse_norms, plan_buffers
-from pace.graph.recorded import (
-    Attention,
-    Embedding,
-    Linear,
-    Norm,
-    NormHeads,
-    Preparation,
-    RotateHeads,
-    Rotation,
-    StoreKv,
-)
+from pace.graph.recorded.heads import Attention, NormHeads, Preparation, RotateHeads, Rotation, StoreKv
+from pace.graph.recorded.norms import Norm
+from pace.graph.recorded.products import Linear
+from pace.graph.recorded.rows import Embedding
 from pace.graph.symbols import Add
 from pace.ops.kernels.norm import NormParameters
 from pace.ops.protocol import AttentionOptions

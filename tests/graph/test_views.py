@@ -12,7 +12,9 @@ import torch
 from pace import _C
 from pace.batch import KVSpec, Positions
 from pace.graph.program import Program
-from pace.graph.recorded import Attention, Linear, Norm, RotateHeads, StoreKv
+from pace.graph.recorded.heads import Attention, RotateHeads, StoreKv
+from pace.graph.recorded.norms import Norm
+from pace.graph.recorded.products import Linear
 from pace.ops import native
 from pace.ops.protocol import AttentionOptions
 from tests.support import Runner, isas_of_floats

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pace.checkpoints.files import read_json_object
+from pace.checkpoints.files import asks_for_nothing, read_json_object
 from pace.naming import shown
 
 CONFIG_NAME = "adapter_config.json"
@@ -78,9 +78,9 @@ class PeftConfig:
         if kind != "LORA":
             raise NotImplementedError(f'{path}: peft_type must be "LORA"; got {shown(kind)}')
         for name, value in fields.items():
-            if name in REFUSED and not _is_empty(value):
+            if name in REFUSED and not asks_for_nothing(value):
                 raise NotImplementedError(f"{path}: {name} is not implemented: {REFUSED[name]}")
-            if name not in READ | REFUSED.keys() | WITHOUT_EFFECT and not _is_empty(value):
+            if name not in READ | REFUSED.keys() | WITHOUT_EFFECT and not asks_for_nothing(value):
                 raise ValueError(f"{path} has the unknown field {shown(name)} with the value {shown(value)}")
         if (bias := fields.get("bias", "none")) not in ("none", None):
             raise NotImplementedError(
@@ -120,10 +120,6 @@ class PeftConfig:
             )
         alpha = next(iter(found.values()), self.alpha)
         return alpha / (math.sqrt(rank) if self.is_rank_stabilised else rank)
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or value is False or value == "" or value == [] or value == {}
 
 
 def _matches(pattern: str, module: str) -> bool:

@@ -82,7 +82,10 @@ class AdapterSlots:
                         f"{path} has A {list(module.a.shape)} and B {list(module.b.shape)}, for a matrix [{n}, {k}]"
                     )
                 elif module.rank > self.max_rank:
-                    wrong.append(f"{path} has rank {module.rank}, more than max_rank={self.max_rank}")
+                    wrong.append(
+                        f"{path} has rank {module.rank}, more than max_rank={self.max_rank}; load the model with "
+                        f"max_lora_rank={module.rank} or more"
+                    )
         if other:
             raise NotImplementedError(
                 f"the adapter {weights.name!r} changes {_listed(other)}: adapters of embeddings, norms, experts, "

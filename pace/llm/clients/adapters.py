@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pace.llm.adapters.read import read_adapter
+from pace.llm.adapters.weights import AdapterWeights
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.loading.checkpoint import Checkpoint
 from pace.llm.sequence import AdapterKey
@@ -72,7 +73,7 @@ class Adapters:
         """Loads an adapter; see `LLMModel.load_adapter`. Raises NameTaken for a name that another one has."""
         if self._base is None:
             raise ValueError("this model was not read from a checkpoint, which adapters are made for")
-        name = _checked_name(Path(path).expanduser().resolve().stem if name is None else name)
+        name = _checked_name(_name_of(Path(path)) if name is None else name)
         with self._lock:
             if name in self._entries or name in self._reading:
                 raise NameTaken(f"an adapter with the name {name!r} is loaded; unload it first, or use another name")
@@ -80,7 +81,7 @@ class Adapters:
         try:
             weights = read_adapter(path, name, self._base)
             self._driver.engine.model.adapters.check(weights)
-            digest = self._driver.call(lambda engine: engine.model.adapters.load(weights)).result()
+            digest = self._into_slot(weights)
             loaded = LoadedAdapter(name, Path(path), weights.rank, len(weights.modules), digest)
             with self._lock:
                 self._entries[name] = _Entry(loaded)
@@ -88,6 +89,17 @@ class Adapters:
         finally:
             with self._lock:
                 self._reading.discard(name)
+
+    def _into_slot(self, weights: AdapterWeights) -> str:
+        """Loads an adapter into a slot and returns its digest. Ctrl-C leaves no slot taken."""
+        digest = weights.digest  # hashed here, so that no step waits for it
+        loading = self._driver.call(lambda engine: engine.model.adapters.load(weights))
+        try:
+            return loading.result()
+        except BaseException:
+            if not loading.done() or loading.exception() is None:
+                self._driver.tidy(lambda engine: engine.unload_adapter(digest))
+            raise
 
     def unload(self, name: str) -> None:
         """Unloads an adapter. Calls that use it go on. Raises ValueError for an unknown name."""
@@ -134,6 +146,12 @@ class Adapters:
         """Unloads an adapter from the engine, after all that was posted before."""
         digest = entry.loaded.digest
         self._driver.tidy(lambda engine: engine.unload_adapter(digest))
+
+
+def _name_of(path: Path) -> str:
+    """The last part of a path. Of a file, without what follows the last dot."""
+    path = path.expanduser().resolve()
+    return path.stem if path.is_file() else path.name
 
 
 def _checked_name(name: str) -> str:

@@ -106,8 +106,5 @@ def _share_beginnings(sequences: list[Sequence], model: Any) -> None:
     for first, *others in groups.values():
         num_common = len(commonprefix([first.tokens, *(other.tokens for other in others)]))
         num_shared = min(num_common, *(sequence.logits_from for sequence in (first, *others)))
-        if not others or num_shared < BLOCK_SIZE:
-            continue
-        first.num_shared, first.prompt_sharers = num_shared, others
-        for sharer in others:
-            sharer.waits_for_prompt = True
+        if others and num_shared >= BLOCK_SIZE:
+            first.share_prompt(others, num_shared)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pace.checkpoints.files import read_json_object, read_whole
+from pace.checkpoints.files import asks_for_nothing, read_json_object, read_whole
 from pace.naming import shown
 
 CONFIG_NAME, TEMPLATE_NAME = "decision.json", "decision_template.jinja"
@@ -90,7 +90,7 @@ class DecisionConfig:
             )
         known = {name: value for name, value in fields.items() if name in cls.__dataclass_fields__}
         for name, value in fields.items():
-            if name not in known and name not in PASSED_OVER and value not in (None, False, "", [], {}):
+            if name not in known and name not in PASSED_OVER and not asks_for_nothing(value):
                 raise ValueError(f"{path} has the unknown field {shown(name)} with the value {shown(value)}")
         try:
             return cls(**known)

@@ -24,7 +24,7 @@ class Decider:
         """`checkpoint` is the directory or file of the model, which may have a decision.json."""
         self._tokenizer = tokenizer
         self._directory = checkpoint if checkpoint is not None and checkpoint.is_dir() else None
-        self._own: DecisionPrompts | None = None
+        self._last: DecisionPrompts | None = None
         self._lock = threading.Lock()
 
     @cached_property
@@ -38,14 +38,13 @@ class Decider:
         from pace.llm.decisions.prompts import DecisionPrompts  # imported here, since plain text needs no Jinja
 
         if config is None:
-            own = self.own_config
-            with self._lock:
-                if self._own is None:
-                    self._own = DecisionPrompts(self._tokenizer, own)
-                return self._own
-        if not isinstance(config, DecisionConfig):
+            config = self.own_config
+        elif not isinstance(config, DecisionConfig):
             config = DecisionConfig.read(config)
-        return DecisionPrompts(self._tokenizer, config)
+        with self._lock:
+            if self._last is None or self._last.config != config:
+                self._last = DecisionPrompts(self._tokenizer, config)
+            return self._last
 
 
 def places_of(prompts: Sequence[DecisionPrompt]) -> list[LabelPlaces]:

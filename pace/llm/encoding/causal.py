@@ -127,9 +127,7 @@ class CausalEmbedder:
         if len(sharers) < 2:
             return []
         leader = _sequence(texts[0].tokens[: num_shared + 1], RowCollector(self._ops, LAST), engine)
-        leader.prompt_sharers = sharers
-        for sharer in sharers:
-            sharer.waits_for_prompt = True
+        leader.share_prompt(sharers)
         return [leader]
 
 

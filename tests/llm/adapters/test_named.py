@@ -117,7 +117,7 @@ def test_names_that_are_refused(model, saved, tmp_path):
         model.unload_adapter("three")
     with pytest.raises(ValueError, match="does not fit this model"):
         model.load_adapter(write(tmp_path / "wide", CONFIG, pair(k=128)), "wide")
-    with pytest.raises(ValueError, match="rank 9, more than"):
+    with pytest.raises(ValueError, match="rank 9, more than .* max_lora_rank=9"):
         model.load_adapter(write(tmp_path / "high", CONFIG, pair(r=9)), "high")
     assert [loaded.name for loaded in model.adapters] == ["one", "two"]
 
@@ -131,7 +131,26 @@ def test_a_third_place_and_no_fourth(model, saved, tmp_path):
     assert generate(model, [("third", 1.0), ("same", 1.0)]) == generate(model, [("third", 2.0)])
     for name in ("third", "same"):
         model.unload_adapter(name)
+    assert model.load_adapter(third.rename(tmp_path / "third-v1.5")).name == "third-v1.5"
+    model.unload_adapter("third-v1.5")
     check_idle(model, used_bytes=None)
+
+
+def test_ctrl_c_while_loading_leaves_no_slot_taken(model, tmp_path, monkeypatch):
+    driver, slots = model.generator.driver, model.generator.engine.model.adapters
+    call, num_free = driver.call, slots.num_free
+
+    def interrupted(function):
+        loading = call(function)
+        monkeypatch.setattr(loading, "result", lambda: (_ for _ in ()).throw(KeyboardInterrupt), raising=False)
+        return loading
+
+    monkeypatch.setattr(driver, "call", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.load_adapter(write(tmp_path / "late", CONFIG, pair()))
+    monkeypatch.undo()
+    driver.call(lambda engine: None).result()
+    assert slots.num_free == num_free and [loaded.name for loaded in model.adapters] == ["one", "two"]
 
 
 def test_an_adapter_in_use_is_unloaded_with_its_last_request(model, saved, tmp_path):

@@ -89,6 +89,7 @@ def test_settings_of_a_checkpoint(tmp_path) -> None:
         ({"sanitize_control_tokens": 1}, "sanitize_control_tokens"),
         ({"chat_template": 3}, "chat_template"),
         ({"order": "random"}, "unknown field 'order'"),
+        ({"order": 0}, "unknown field 'order' with the value 0"),
     ],
 )
 def test_settings_that_are_refused(tmp_path, fields, message) -> None:

@@ -191,7 +191,9 @@ def add(copy: Copy) -> None:
     copy.add_after("pace/ops/native.py", '    "head_rms_norm_",', '    "hinge",\n')
     copy.add_before("pace/ops/reference.py", "def activation(", REFERENCE)
     # 5. One instruction
-    copy.add_before("pace/graph/recorded.py", "# -- heads and attention", RECORDED)
+    copy.add_before("pace/graph/recorded/elementwise.py", "@dataclass(eq=False)\nclass Scale", RECORDED)
+    line = "from pace.graph.recorded.elementwise import hinge  # noqa: F401\n"
+    copy.add_after("pace/graph/recorded/__init__.py", "from pace.graph.recorded.elementwise", line)
     declaration = "    void hinge(Value out, Columns x, float margin);\n"
     copy.add_after("csrc/include/pace/program.h", "    void activation(", declaration)
     copy.add_before("csrc/program.cpp", "void Program::activation(", PROGRAM + "\n")

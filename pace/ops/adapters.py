@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pace.ops.weight import DTYPE_CODES
+
 if TYPE_CHECKING:
     from pace.ops.protocol import Weight
-
-DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Numbers of DType in csrc/include/pace/types.h; other dtypes are for the reference only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +60,7 @@ class AdapterTable:
         self.max_rank = max_rank
         self.dtype = dtype
         self.dtype_code = DTYPE_CODES.get(dtype, -1)
+        """Number of DType in csrc/include/pace/types.h; -1 for a dtype of the reference only."""
         self.slots: list[AdapterMatrices | None] = [None] * num_slots
         self.starts = torch.tensor([0, *accumulate(columns)])
         """int64 `[parts + 1]`: the first column of each part, and the end of the last one."""

@@ -1,4 +1,4 @@
-"""Operations on states, and gates, on symbols: the part of `pace.graph.recorded` for layers that keep a state."""
+"""Layers that keep a state, on symbols."""
 
 from __future__ import annotations
 
@@ -9,53 +9,8 @@ from torch import Tensor
 from pace import _C
 from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
 from pace.graph.symbols import HeadRows, LayerState, Rows, StateSpans
-from pace.ops.kernels.elementwise import check_gate
-from pace.ops.kernels.norm import GatedNormParameters, gated_norm_parameters
 from pace.ops.kernels.states import check_recurrence, convolution_weight
 from pace.ops.protocol import RecurrenceOptions
-
-
-@dataclass(eq=False)
-class Gate(Instruction):
-    """x *= activation(gate), in place; each column of the gate is for the same number of columns of x."""
-
-    operations = ("gate_",)
-    operator = "mlp"
-    changed = "x"
-    x: Columns
-    gate: Columns
-    activation: str | None
-
-    def lower(self, program: _C.Program, places: Places) -> None:
-        program.gate(places.columns(self.x), places.columns(self.gate), self.activation)
-
-
-def gate_(x: Rows, gate: Rows, activation: str | None = "sigmoid") -> None:
-    check_gate(x.columns.count, gate.columns.count)
-    x.recording.append(Gate(x.columns, gate.columns, activation))
-
-
-@dataclass(eq=False)
-class GatedNorm(Instruction):
-    """out = norm(x) * activation(gate), or the norm of the product."""
-
-    operations = ("gated_norm",)
-    operator = "norm"
-    out: Value
-    x: Columns
-    gate: Columns
-    parameters: GatedNormParameters
-
-    def lower(self, program: _C.Program, places: Places) -> None:
-        program.gated_norm(places.value(self.out), places.columns(self.x), places.columns(self.gate), self.parameters)
-
-
-def gated_norm(x: Rows, gate: Rows, weight: Tensor, eps: float, groups: int, activation: str, norm_first: bool) -> Rows:
-    columns = x.columns.count
-    if gate.columns.count != columns:
-        raise ValueError(f"gate must be float32 [T, {columns}], as x; got {gate.columns.count} columns")
-    parameters = gated_norm_parameters(columns, weight, eps, groups, activation, norm_first)
-    return x.recording.rows(GatedNorm(x.like(), x.columns, gate.columns, parameters))
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""`add_adapters_` of `pace.ops.reference`."""
+"""LoRA adapters of `pace.ops.reference`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pace.ops.adapters.table import AdapterTable
+from pace.ops.adapters import AdapterTable
 
 
 def add_adapters(
