@@ -9,6 +9,9 @@ import sys
 
 from pace.cli.arguments import add_loading_arguments, add_model_argument, count, load_arguments
 
+OF_MEDIA = {"media_cache_bytes", "mmproj"}
+"""Options for loading that have no use here."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
@@ -66,7 +69,10 @@ def _open(arguments: argparse.Namespace):
     from pace.llm import EmbeddingModel
     from pace.llm.loading.options import LoadOptions
 
-    return EmbeddingModel._open(LoadOptions(**load_arguments(arguments)), keeps_dtype="dtype" not in arguments)
+    options = load_arguments(arguments)
+    for name in OF_MEDIA & options.keys():
+        arguments.parser.error(f"--{name.replace('_', '-')} is for images and sound, and pace embed reads only texts")
+    return EmbeddingModel._open(LoadOptions(**options), keeps_dtype="dtype" not in arguments)
 
 
 def _print(line: dict) -> None:

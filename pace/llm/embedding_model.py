@@ -169,6 +169,7 @@ class EmbeddingModel:
 
         Raises TypeError and ValueError for invalid arguments."""
         self.check_dimensions(dimensions)
+        _check_normalise(normalise)
         return self.embed_tokens(self.tokenize(texts, prompt, truncate), dimensions, normalise)
 
     def rank(
@@ -230,6 +231,7 @@ class EmbeddingModel:
     ) -> Tensor:
         """Returns the vectors of tokenised texts, as `embed`. Their ids are used as they are."""
         self.check_dimensions(dimensions)
+        _check_normalise(normalise)
         return self.finish_rows(wait_for(self.submit_rows(texts)), dimensions, normalise)
 
     def logits_of(self, texts: Sequence[TextTokens]) -> Tensor:
@@ -337,6 +339,11 @@ def _read_pairs(pairs: Any) -> list[tuple[str, str]]:
         if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise TypeError(f"pairs must be a list of pairs of strings; got {shown(pairs)}")
     return [(first, second) for first, second in found]
+
+
+def _check_normalise(normalise: bool | None) -> None:
+    if normalise is not None and type(normalise) is not bool:
+        raise TypeError(f"normalise must be True, False or None; got {shown(normalise)}")
 
 
 def _best_first(scores: Iterable[float]) -> list[tuple[int, float]]:

@@ -50,6 +50,7 @@ def test_command_lines_that_make_no_sense(capsys, tmp_path):
         ("there is no file", ["--file", str(tmp_path / "none")]),
         ("--rank prints scores", ["a", "--rank", "b", "--dimensions", "3"]),
         ("at least 1", ["a", "--dimensions", "0"]),
+        ("--mmproj is for images and sound", ["a", "--mmproj", "towers.gguf"]),
     ]:
         with pytest.raises(SystemExit):
             main(["embed", str(TINY), *words])

@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pace.checkpoints.files import MAX_CONFIG_BYTES, file_inside, parse_json, read_json_object, read_whole
+from pace.checkpoints.files import (
+    MAX_CONFIG_BYTES,
+    asks_for_nothing,
+    file_inside,
+    parse_json,
+    read_json_object,
+    read_whole,
+)
 from pace.llm.encoding.embedder import Pooling
 from pace.naming import shown
 from pace.ops.pooling import POOLINGS
@@ -277,7 +284,7 @@ def _read_fields(path: Path, known: Collection[str], optional: bool = False) -> 
     if optional and not path.is_file():
         return {}
     config = read_json_object(path)
-    unknown = [name for name, value in config.items() if name not in known and value not in (None, False, "", [], {})]
+    unknown = [name for name, value in config.items() if name not in known and not asks_for_nothing(value)]
     if unknown:
         raise NotImplementedError(
             f"{path}: the field {unknown[0]} = {shown(config[unknown[0]])} is not implemented; known fields: "

@@ -134,6 +134,8 @@ def test_modules_prompts_and_dimensions(tmp_path):
             model.embed(short, dimensions=5)
         with pytest.raises(TypeError, match="dimensions must be an int"):
             model.embed(short, dimensions=4.0)
+        with pytest.raises(TypeError, match="normalise must be True, False or None; got 'yes'"):
+            model.embed(short, normalise="yes")
 
 
 def test_long_texts_are_cut_as_transformers_cuts_them(bert):
