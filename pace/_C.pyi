@@ -6,7 +6,7 @@ Dtypes are the numbers of csrc/include/pace/types.h."""
 from torch import Tensor
 
 from pace.batch import ForwardBatch, Spans
-from pace.graph.recorded import Rotation
+from pace.graph.recorded.heads import Rotation
 from pace.ops.adapters import AdapterTable
 from pace.ops.experts import Activation, Router
 from pace.ops.kernels.experts import ExpertStack
