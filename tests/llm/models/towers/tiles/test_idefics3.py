@@ -37,7 +37,7 @@ NATIVE = "native" in backends()
 NEW = 64
 TYPES = ["smolvlm", "idefics3"]
 IMAGES = [[], [(60, 40)], [(24, 24), (30, 100), (90, 90)]]
-"""Sizes of the images of each prompt: 0 images, one of 7 tiles, and three of 1, 7 and 10 tiles."""
+"""Sizes of the images of each prompt: none, one of 7 tiles, and three of 10, 4 and 10 tiles."""
 
 
 def load(folder, **options) -> LLMModel:
@@ -121,7 +121,7 @@ def test_an_answer_about_images_is_that_of_transformers(model_type, tmp_path) ->
             assert alone[-1][0] == answer.generated_token_ids[0] == oracle_tokens(oracle, inputs), sizes
             assert run(model, inputs) == alone[-1:], "the oracle's own tensors"
         assert len({tuple(tokens) for tokens, _ in alone}) == len(IMAGES)
-        assert model._engine.media.num_encoded == 4 + 18, "images, and the tiles in tensors; each once"
+        assert model._engine.media.num_encoded == 4 + 31, "images, and the tiles in tensors; each once"
         assert results(model.generate(prompts, max_new_tokens=NEW, logprobs=0)) == alone
     with load(tmp_path, prefix_cache_bytes=0) as model:
         model._engine.scheduler.max_tokens_per_step = 7
