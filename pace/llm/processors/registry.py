@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pace.llm.processors.gemma3 import Gemma3ImageProcessor
 from pace.llm.processors.idefics3 import Idefics3ImageProcessor
 from pace.llm.processors.image_processor import ImageProcessor
 from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
@@ -16,6 +17,7 @@ from pace.llm.processors.qwen_vl import QwenImageProcessor
 from pace.llm.processors.settings import read_section
 
 IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
+    "Gemma3ForConditionalGeneration": Gemma3ImageProcessor,
     "Idefics3ForConditionalGeneration": Idefics3ImageProcessor,
     "Lfm2VlForConditionalGeneration": Lfm2VlImageProcessor,
     "Qwen2VLForConditionalGeneration": QwenImageProcessor,
