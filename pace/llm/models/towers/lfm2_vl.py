@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ PROJECTOR_EPS = 1e-5
 class Siglip2VisionConfig(SiglipVisionConfig):
     """Fields of `vision_config`."""
 
+    model_types: ClassVar[tuple[str, ...]] = ("siglip2_vision_model",)
     num_patches: int = count(256)
     """Positions in the table, a square."""
 

@@ -81,7 +81,8 @@ def test_an_answer_about_images_is_that_of_transformers(saved, model) -> None:
         alone += run(model, {"inputs": prompts[-1]})
         assert alone[-1][0] == oracle_tokens(saved[0], inputs), sizes
         assert run(model, inputs) == alone[-1:], "tensors"
-        assert model.chat(chat(sizes), max_new_tokens=NEW, temperature=0).generated_token_ids == [alone[-1][0]]
+        answer = model.chat(chat(sizes), max_new_tokens=NEW, do_sample=False, logprobs=0)
+        assert [entry.token for entry in answer.logprobs] == alone[-1][0]
     assert len({tuple(tokens) for tokens, _ in alone}) == len(IMAGES)
     assert results(model.generate(prompts, max_new_tokens=NEW, logprobs=0)) == alone
     with load(saved[1], prefix_cache_bytes=0) as chunked:
