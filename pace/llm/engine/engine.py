@@ -39,8 +39,9 @@ class Engine:
     ) -> None:
         """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length`, `rope_regime`,
         `kept_width` and `towers`. For sequences that take rows, also `final_rows(batch)` and `logits(rows, routing)`;
-        for those with adapters, `adapters`, its `AdapterSlots`. If it has any towers, also `encode(media)` and
-        `angle_positions(media, start, end)` and `whole_media`. `scheduler` works on `cache`. `max_seq_len` is at most the model's."""
+        for those with adapters, `adapters`, its `AdapterSlots`. If it has any towers, also `encode(media)`,
+        `angle_positions(media, start, end)` and `whole_media`. `scheduler` works on `cache`. `max_seq_len` is at most
+        the model's."""
         self.model = model
         self.ops = ops
         self.cache = cache
