@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pace.llm.processors.gemma3 import Gemma3ImageProcessor
+from pace.llm.processors.idefics3 import Idefics3ImageProcessor
 from pace.llm.processors.image_processor import ImageProcessor
+from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.qwen_audio import Qwen3ASRAudioProcessor, Qwen3OmniAudioProcessor
 from pace.llm.processors.qwen_vl import QwenImageProcessor
@@ -16,12 +18,15 @@ from pace.llm.processors.settings import read_section
 
 IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Gemma3ForConditionalGeneration": Gemma3ImageProcessor,
+    "Idefics3ForConditionalGeneration": Idefics3ImageProcessor,
+    "Lfm2VlForConditionalGeneration": Lfm2VlImageProcessor,
     "Qwen2VLForConditionalGeneration": QwenImageProcessor,
     "Qwen2_5_VLForConditionalGeneration": QwenImageProcessor,
     "Qwen3VLForConditionalGeneration": QwenImageProcessor,
     "Qwen3VLMoeForConditionalGeneration": QwenImageProcessor,
     "Qwen3OmniMoeForConditionalGeneration": QwenImageProcessor,
     "Qwen3OmniMoeThinkerForConditionalGeneration": QwenImageProcessor,
+    "SmolVLMForConditionalGeneration": Idefics3ImageProcessor,
 }
 """Architecture -> processor of images."""
 
