@@ -140,8 +140,8 @@ class Idefics3ImageProcessor(ImageProcessor):
         return Layout(text, (self.image_seq_len,) * tiling.num_tiles)
 
     def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
-        """`pixel_values` float32 `[1, sum of T, 3, S, S]` and `pixel_attention_mask` int64 `[1, sum of T, S, S]` of ones:
-        the images of one prompt."""
+        """The images of one prompt: `pixel_values` float32 `[1, sum of T, 3, S, S]` and ones, `pixel_attention_mask`
+        int64 `[1, sum of T, S, S]`."""
         pixels = np.concatenate([medium.features for medium in media])[None]
         return {
             "pixel_values": pixels,

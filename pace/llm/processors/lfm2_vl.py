@@ -1,7 +1,7 @@
 """Images of LFM2-VL: `Lfm2VlImageProcessor` of transformers, and the text that shows them in a prompt.
 
-A large image is cut into tiles, which a thumbnail of it may follow. Others are one tile of their own shape. transformers
-resizes with torchvision; Pillow's values, used here, differ by at most two levels of 255."""
+A large image is cut into tiles, which a thumbnail of it may follow. Others are one tile of their own shape.
+transformers resizes with torchvision; Pillow's values, used here, differ by at most two levels of 255."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ class Lfm2VlImageProcessor(ImageProcessor):
     }
     without_effect: ClassVar[frozenset[str]] = frozenset(
         """processor_class auto_map crop_size data_format default_to_square device disable_grouping do_resize
-        image_seq_length max_num_patches pad_size return_row_col_info return_tensors size _valid_processor_keys""".split()
+        image_seq_length max_num_patches pad_size return_row_col_info return_tensors size
+        _valid_processor_keys""".split()
     )
-    """transformers resizes whatever `do_resize` and `size` say."""
+    """transformers ignores `do_resize` and `size`, too."""
 
     resample: int = count(2, 5, 0)
     downsample_factor: int = count(2, 16)
@@ -110,7 +111,7 @@ class Lfm2VlImageProcessor(ImageProcessor):
 
     @cached_property
     def table(self) -> np.ndarray:
-        """As in the torchvision backend of transformers, which scales the means and deviations to levels."""
+        """Means and deviations are scaled to levels first, like in the torchvision backend of transformers."""
         scale = np.float32(1 / self.rescale_factor)
         means, stds = (np.array(values, np.float32)[:, None] * scale for values in (self.image_mean, self.image_std))
         return (np.arange(256, dtype=np.float32) - means) / stds
@@ -171,8 +172,8 @@ class Lfm2VlImageProcessor(ImageProcessor):
         return Layout(text + "<|image_end|>", self.runs(tiling))
 
     def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
-        """`pixel_values` float32 `[T, P, K]`, the patches of all T tiles filled with zeros to P, `pixel_attention_mask`
-        int32 `[T, P]` and `spatial_shapes` int64 `[T, 2]`, the rows and columns of patches."""
+        """The patches of all T tiles, filled with zeros to P: `pixel_values` float32 `[T, P, K]`. Ones for patches:
+        `pixel_attention_mask` int32 `[T, P]`. Rows and columns: `spatial_shapes` int64 `[T, 2]`."""
         shapes = [shape for medium in media for shape in shapes_of(medium)]
         counts = [rows * columns for rows, columns in shapes]
         patches = np.concatenate([medium.features for medium in media])
@@ -203,8 +204,8 @@ class Lfm2VlImageProcessor(ImageProcessor):
                 break
         else:
             raise MediaError(
-                f"an image of {width} x {height} pixels has more than {counted(max_tokens, 'token')}; cut it to a shape "
-                "nearer to a square"
+                f"an image of {width} x {height} pixels has more than {counted(max_tokens, 'token')}; cut it to a "
+                "shape nearer to a square"
             )
         if tiling.whole is not None and math.prod(tiling.whole) > self.max_num_patches * self.encoder_patch_size**2:
             raise MediaError(f"the image is too long and thin: {width} x {height} pixels")
@@ -228,8 +229,8 @@ class Lfm2VlImageProcessor(ImageProcessor):
         return sides[0] * sides[1] > self.max_image_tokens * self.factor**2 * self.max_pixels_tolerance
 
     def whole_size(self, height: int, width: int, max_tokens: int) -> Size:
-        """Multiples of `factor` near height and width with an area between those of the bounds of tokens, and the aspect
-        ratio nearly kept. Half a factor is rounded to even."""
+        """Multiples of `factor` near height and width, with an area within the bounds of tokens and the aspect ratio
+        nearly kept. Half a factor is rounded to even."""
         factor, most = self.factor, max_tokens * self.factor**2
         least = min(self.min_image_tokens, max_tokens) * factor**2
         sides = [max(factor, round(side / factor) * factor) for side in (height, width)]
@@ -255,8 +256,8 @@ class Lfm2VlImageProcessor(ImageProcessor):
 
 @lru_cache
 def all_grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
-    """Columns and rows of all grids with a number of tiles in these bounds, fewer tiles first. Grids of as many tiles
-    have the order of transformers, which decides between equally good ones: that of a set that is filled like this."""
+    """Columns and rows of all grids with a number of tiles in these bounds, fewer tiles first. Grids with the same
+    number have the order of a set, like in transformers: it decides between equally good ones."""
     grids = {
         (columns, rows)
         for most in range(min_tiles, max_tiles + 1)

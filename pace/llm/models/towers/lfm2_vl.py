@@ -151,8 +151,8 @@ class Lfm2VlTower(SiglipTower):
 
 
 def taps(size: int, side: int) -> Tensor:
-    """float32 `[size, side]`: the weights with which `side` positions of a table make `size` ones: bilinear, with a wider
-    filter if there are fewer. As `interpolate(align_corners=False, antialias=True)` in torch."""
+    """float32 `[size, side]`: the weights with which `side` positions of a table make `size` ones. They are those of
+    torch's bilinear `interpolate(align_corners=False, antialias=True)`."""
     scale = torch.tensor(side) / torch.tensor(size, dtype=torch.float32)
     center = (torch.arange(size, dtype=torch.float32) + 0.5) * scale - 0.5
     source = torch.arange(side, dtype=torch.float32)
