@@ -15,10 +15,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from pace.llm.models.model_config import count, flag, number
-from pace.llm.processors.image_processor import ImageProcessor
+from pace.llm.processors.image_processor import ImageProcessor, limit_of
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError
-from pace.media.patches import make_pixel_patches, resize
+from pace.media.patches import cut_tiles, make_pixel_patches, resize
 from pace.naming import counted, shown
 
 MAX_TILES = 64
@@ -140,8 +140,7 @@ class Lfm2VlImageProcessor(ImageProcessor):
         digest.update(image.tobytes())
         patches, grid, thumbnail = [], None, None
         if rows:
-            pixels = resize(image, rows * tile, columns * tile, self.resample)
-            tiles = pixels.reshape(rows, tile, columns, tile, 3).swapaxes(1, 2).reshape(-1, tile, tile, 3)
+            tiles = cut_tiles(resize(image, rows * tile, columns * tile, self.resample), tile)
             patches += [make_pixel_patches(one, self.table, patch) for one in tiles]
             grid = len(tiles), tile // patch, tile // patch
         if whole is not None:
@@ -197,21 +196,20 @@ class Lfm2VlImageProcessor(ImageProcessor):
     def tiling(self, height: int, width: int, max_tokens: int | None = None) -> Tiling:
         """How an image of this size is cut. A limit of tokens lowers `max_tiles`, and then `max_image_tokens`. Raises
         MediaError for an image that is too long and thin for its number of tokens."""
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1; got {max_tokens}")
-        for tiling in self._tilings(height, width, max_tokens):
-            if max_tokens is None or sum(self.runs(tiling)) <= max_tokens:
+        limit = limit_of(max_tokens)
+        for tiling in self._tilings(height, width, limit):
+            if sum(self.runs(tiling)) <= limit:
                 break
         else:
             raise MediaError(
-                f"an image of {width} x {height} pixels has more than {counted(max_tokens, 'token')}; cut it to a "
+                f"an image of {width} x {height} pixels has more than {counted(limit, 'token')}; cut it to a "
                 "shape nearer to a square"
             )
         if tiling.whole is not None and math.prod(tiling.whole) > self.max_num_patches * self.encoder_patch_size**2:
             raise MediaError(f"the image is too long and thin: {width} x {height} pixels")
         return tiling
 
-    def _tilings(self, height: int, width: int, max_tokens: int | None) -> Iterator[Tiling]:
+    def _tilings(self, height: int, width: int, limit: int) -> Iterator[Tiling]:
         """Yields the checkpoint's own choice, and then those with fewer tokens."""
         most = self.max_image_tokens
         whole = self.whole_size(height, width, most)
@@ -221,8 +219,8 @@ class Lfm2VlImageProcessor(ImageProcessor):
                 if rows * columns > 1:
                     yield Tiling(rows, columns, whole if self.use_thumbnail else None)
         yield Tiling(0, 0, whole)
-        if max_tokens is not None and max_tokens < most:
-            yield Tiling(0, 0, self.whole_size(height, width, max_tokens))
+        if limit < most:
+            yield Tiling(0, 0, self.whole_size(height, width, limit))
 
     def _is_large(self, height: int, width: int) -> bool:
         sides = [max(self.encoder_patch_size, round(side / self.factor) * self.factor) for side in (height, width)]
@@ -270,5 +268,5 @@ def all_grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
 
 def shapes_of(media: Media) -> list[tuple[int, int]]:
     """Rows and columns of patches of each tile."""
-    tiles, rows, columns = media.grid
+    tiles, rows, columns = media.grid or (0, 0, 0)
     return [(rows, columns)] * tiles + ([] if media.thumbnail is None else [media.thumbnail])
