@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pace.llm.processors.gemma3 import Gemma3ImageProcessor
 from pace.llm.processors.idefics3 import Idefics3ImageProcessor
 from pace.llm.processors.image_processor import ImageProcessor
 from pace.llm.processors.processor import Processors
@@ -15,6 +16,7 @@ from pace.llm.processors.qwen_vl import QwenImageProcessor
 from pace.llm.processors.settings import read_section
 
 IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
+    "Gemma3ForConditionalGeneration": Gemma3ImageProcessor,
     "Idefics3ForConditionalGeneration": Idefics3ImageProcessor,
     "Qwen2VLForConditionalGeneration": QwenImageProcessor,
     "Qwen2_5_VLForConditionalGeneration": QwenImageProcessor,
