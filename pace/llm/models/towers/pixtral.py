@@ -65,7 +65,9 @@ class PixtralVisionConfig(SiglipVisionConfig):
     """Fields of `vision_config` in config.json."""
 
     model_types: ClassVar[tuple[str, ...]] = ("pixtral",)
-    without_effect: ClassVar[frozenset[str]] = SiglipVisionConfig.without_effect | {"head_dim", "vocab_size"}
+    without_effect: ClassVar[frozenset[str]] = SiglipVisionConfig.without_effect | {
+        *("head_dim", "is_composition", "tie_word_embeddings", "vocab_size")
+    }
 
     hidden_size: int = count(1024, MAX_SIZE)
     intermediate_size: int = count(4096)
