@@ -16,7 +16,7 @@ import numpy as np
 
 from pace.llm.models.model_config import declared
 from pace.llm.models.towers.pixtral import PixtralVisionConfig, runs_of
-from pace.llm.models.towers.projector import Mistral3ProjectorConfig, ProjectorConfig
+from pace.llm.models.towers.projector import Mistral3ProjectorConfig
 from pace.llm.processors.image_processor import ImageProcessor, channels
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError

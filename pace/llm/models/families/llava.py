@@ -64,8 +64,8 @@ class TakesImagesConfig(TakesMediaConfig):
         return fields
 
     def read_media(self, raw: dict[str, Any]) -> Any:
-        vision, projector = read_llava_vision(raw), ProjectorConfig.read(raw).of_text(self)
-        projector.layers(vision.num_hidden_layers)
+        vision = read_llava_vision(raw)
+        projector = ProjectorConfig.read(raw).between(vision, self)
         if isinstance(vision, PixtralVisionConfig) and projector.vision_feature_select_strategy != "full":
             raise NotImplementedError(
                 'config.json: vision_feature_select_strategy = "default" is not implemented for the tower pixtral, '

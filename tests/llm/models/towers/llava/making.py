@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 
 from tests.llm.models.variants import SIZES, randomise, save_pretrained
@@ -114,7 +118,11 @@ def rename(folder: Path, published: bool) -> None:
         old = next((prefix for prefix in to_old if name.startswith(prefix)), "")
         name = to_old.get(old, "") + name.removeprefix(old)
         inner = name.removeprefix("vision_tower.")
-        return f"vision_tower.vision_model.{inner}" if has_inner and inner != name and "vision_model" not in inner else name
+        return (
+            f"vision_tower.vision_model.{inner}"
+            if has_inner and inner != name and "vision_model" not in inner
+            else name
+        )
 
     def new_name(name: str) -> str:
         name = old_name(name).replace("vision_tower.vision_model.", "vision_tower.")
@@ -180,3 +188,35 @@ def together(prompts: list[list[int]], images: list[dict[str, Tensor]]) -> dict[
     if "image_sizes" in given[0]:
         inputs["image_sizes"] = torch.cat([one["image_sizes"] for one in given])
     return inputs
+
+
+TEMPLATE = (
+    "{{% for m in messages %}}<{{{{ m.role }}}}> {{% if m.content is string %}}{{{{ m.content }}}}{{% else %}}"
+    "{{% for p in m.content %}}{{% if p.type == 'image' %}}{token}{{% else %}}{{{{ p.text }}}}{{% endif %}}"
+    "{{% endfor %}}{{% endif %}} {{% endfor %}}"
+)
+PIXTRAL_SETTINGS: dict[str, Any] = {
+    "image_processor_type": "PixtralImageProcessor", "processor_class": "PixtralProcessor", "resample": 3,
+    "size": {"longest_edge": 40}, "patch_size": {"height": PATCH, "width": PATCH}, "do_center_crop": None, "crop_size": None,
+}  # fmt: skip
+LLAVA_SETTINGS: dict[str, Any] = {
+    "image_processor_type": "CLIPImageProcessor", "processor_class": "LlavaProcessor",
+    "size": {"shortest_edge": SQUARE["image_size"]}, "do_center_crop": True, "resample": 3,
+    "crop_size": {"height": SQUARE["image_size"], "width": SQUARE["image_size"]},
+}  # fmt: skip
+
+
+def save_processor(folder: Path, case: Case) -> None:
+    """Saves a tokenizer of the words w1 to w89 and the tokens of images, a chat template and the settings of images."""
+    is_pixtral = case.vision["model_type"] == "pixtral"
+    special = {IMAGE: "[IMG]", BREAK: "[IMG_BREAK]", END: "[IMG_END]"} if is_pixtral else {IMAGE: "<image>"}
+    words = {"<unk>": 0, **{f"w{index}": index for index in range(1, 90)}}
+    tokenizer = Tokenizer(WordLevel(words | {name: index for index, name in special.items()}, "<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special.values()])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "pad_token": "<unk>"}
+    template = TEMPLATE.format(token=special[IMAGE])
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    of_images = PIXTRAL_SETTINGS if is_pixtral else LLAVA_SETTINGS
+    (folder / "preprocessor_config.json").write_text(json.dumps(of_images))
