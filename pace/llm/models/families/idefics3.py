@@ -35,7 +35,8 @@ class TakesTilesConfig(TakesMediaConfig):
 
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """Whether the head is tied is not read of `text_config`, and the id of padding of no other place."""
+        """The text's fields. `tie_word_embeddings` counts at the top level alone, and the other fields in
+        `text_config`."""
         text = raw.get("text_config")
         if not isinstance(text, dict):
             return super().text_part(raw)  # type: ignore[misc]  # a mixin

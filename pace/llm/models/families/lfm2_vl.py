@@ -39,7 +39,7 @@ class SeesTilesConfig(TakesMediaConfig):
 
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """Whether the head is tied is not read of `text_config`."""
+        """The text's fields. Fields about a tied head count at the top level alone."""
         fields = super().text_part(raw)  # type: ignore[misc]  # a mixin
         if raw.get("text_config") is None:
             return fields

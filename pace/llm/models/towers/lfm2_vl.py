@@ -125,7 +125,9 @@ class Lfm2VlTower(SiglipTower):
         pixels, mask, shapes = (torch.as_tensor(inputs[name]).detach().cpu() for name in self.input_names)
         (k,) = self.config.patch_shape
         if not pixels.is_floating_point() or pixels.ndim != 3 or pixels.shape[2] != k:
-            raise ValueError(f"pixel_values must be floats [tiles, patches, {k}]; got {pixels.dtype} {list(pixels.shape)}")
+            raise ValueError(
+                f"pixel_values must be floats [tiles, patches, {k}]; got {pixels.dtype} {list(pixels.shape)}"
+            )
         if mask.shape != pixels.shape[:2] or shapes.shape != (len(pixels), 2):
             raise ValueError(
                 f"pixel_attention_mask and spatial_shapes must be {list(pixels.shape[:2])} and [{len(pixels)}, 2] for "
@@ -149,8 +151,8 @@ class Lfm2VlTower(SiglipTower):
 
 
 def taps(size: int, side: int) -> Tensor:
-    """float32 `[size, side]`: the weights with which `side` positions of a table make `size` ones: bilinear, with a wider
-    filter if there are fewer. As `interpolate(align_corners=False, antialias=True)` in torch."""
+    """float32 `[size, side]`: the weights with which `side` positions of a table make `size` ones. They are those of
+    torch's bilinear `interpolate(align_corners=False, antialias=True)`."""
     scale = torch.tensor(side) / torch.tensor(size, dtype=torch.float32)
     center = (torch.arange(size, dtype=torch.float32) + 0.5) * scale - 0.5
     source = torch.arange(side, dtype=torch.float32)
