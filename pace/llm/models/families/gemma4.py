@@ -277,8 +277,8 @@ class FirstLayers:
     model: Gemma4ForConditionalGeneration
 
     def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
-        """Returns `[T, hidden]`. With towers, the embeddings follow, `[T, 2 * hidden]`: they have the rows of media, which
-        the tail is not given."""
+        """Returns `[T, hidden]`. With towers, the embeddings follow, `[T, 2 * hidden]`: they have the rows of media,
+        which the tail is not given."""
         model = self.model
         embeddings = model.embed(ops, batch)
         layers = range(len(model.layers) - model.num_tail_layers)

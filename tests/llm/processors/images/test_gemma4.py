@@ -121,7 +121,10 @@ def test_a_limit_of_tokens_chooses_a_budget(limit, used):
 
 def test_the_text_of_an_image():
     image = encode(draw(90, 70), "PNG")
-    for ours, patches in ((Gemma4ImageProcessor.from_dict(SMALL), 4), (Gemma4UnifiedImageProcessor.from_dict(UNIFIED), 1)):
+    for ours, patches in (
+        (Gemma4ImageProcessor.from_dict(SMALL), 4),
+        (Gemma4UnifiedImageProcessor.from_dict(UNIFIED), 1),
+    ):
         layout, media = ours.layout(image), ours.prepare(image)
         assert layout.text == BEGIN + TOKEN * 63 + END and layout.runs == media.runs == (63,)
         assert media.grid[1] * media.grid[2] == len(media.features) == 63 * patches
@@ -154,7 +157,11 @@ def test_images_of_the_12b_are_within_two_levels():
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"max_soft_tokens": 100}, ValueError, "x.json: max_soft_tokens must be one of 70, 140, 280, 560, 1120; got 100"),
+        (
+            {"max_soft_tokens": 100},
+            ValueError,
+            "x.json: max_soft_tokens must be one of 70, 140, 280, 560, 1120; got 100",
+        ),
         ({"do_resize": False}, NotImplementedError, "x.json: do_resize = False is not implemented"),
         ({"do_rescale": False}, NotImplementedError, "do_rescale"),
         ({"image_processor_type": "Gemma3ImageProcessor"}, NotImplementedError, "image_processor_type"),
@@ -208,7 +215,10 @@ def save_chatting(path: Path, name: str):
     return oracle, inputs
 
 
-@pytest.fixture(scope="module", params=["26b", pytest.param("e2b", marks=pytest.mark.thorough), pytest.param("12b", marks=pytest.mark.thorough)])
+@pytest.fixture(
+    scope="module",
+    params=["26b", pytest.param("e2b", marks=pytest.mark.thorough), pytest.param("12b", marks=pytest.mark.thorough)],
+)
 def chatting(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("chatting")
     oracle, inputs = save_chatting(folder, request.param)
@@ -244,7 +254,9 @@ def test_prompts_with_images(chatting):
 def test_chat(chatting):
     oracle, inputs, model = chatting
     image = draw(50, 33)
-    messages = [{"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "What is it? "}]}]
+    messages = [
+        {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "What is it? "}]}
+    ]
     seen = inputs("<|user|><|image|>What is it?<|end|><|assistant|>", [image])
     output = model.chat(messages, max_new_tokens=16, do_sample=False, ignore_eos=True, logprobs=0)
     assert output.metrics.num_prompt_tokens in (seen["input_ids"].shape[1], seen["input_ids"].shape[1] + 1)

@@ -136,13 +136,18 @@ def test_every_way_to_run_it_gives_the_same_text(name, tmp_path) -> None:
     batch = together([inputs_of([grids], name, index) for index, grids in enumerate(ROWS)])
     with load(tmp_path) as model:
         expected = run(model, batch, 12)
-    for backend in ("native-eager", "torch", "attention=torch") if BACKEND == "native" else ():
-        with load(tmp_path, backend=backend) as other:
+    for runs_on in ("native-eager", "torch", "attention=torch") if BACKEND == "native" else ():
+        with load(tmp_path, backend=runs_on) as other:
             found = run(other, batch, 12)
-        if backend == "native-eager":
+        if runs_on == "native-eager":
             assert found == expected
-        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected], backend
-    for options in ({"kv_cache_type": "dynamic"}, {"num_threads": 1}, {"num_threads": 5}, {"spec_config": PromptLookupConfig()}):
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected], runs_on
+    for options in (
+        {"kv_cache_type": "dynamic"},
+        {"num_threads": 1},
+        {"num_threads": 5},
+        {"spec_config": PromptLookupConfig()},
+    ):
         with load(tmp_path, **options) as other:
             assert run(other, batch, 12) == expected, options
         from pace import _C
