@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pace.llm.processors.gemma3 import Gemma3ImageProcessor
+from pace.llm.processors.gemma4 import Gemma4ImageProcessor, Gemma4UnifiedImageProcessor
 from pace.llm.processors.idefics3 import Idefics3ImageProcessor
 from pace.llm.processors.image_processor import ImageProcessor
 from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
@@ -24,6 +25,8 @@ IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Lfm2VlForConditionalGeneration": Lfm2VlImageProcessor,
     "LlavaForConditionalGeneration": LlavaImageProcessor,
     "Mistral3ForConditionalGeneration": PixtralImageProcessor,
+    "Gemma4ForConditionalGeneration": Gemma4ImageProcessor,
+    "Gemma4UnifiedForConditionalGeneration": Gemma4UnifiedImageProcessor,
     "Qwen2VLForConditionalGeneration": QwenImageProcessor,
     "Qwen2_5_VLForConditionalGeneration": QwenImageProcessor,
     "Qwen3VLForConditionalGeneration": QwenImageProcessor,
