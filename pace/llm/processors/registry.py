@@ -16,6 +16,8 @@ IMAGE_PROCESSORS: dict[str, type[QwenImageProcessor]] = dict.fromkeys(
     [
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
         "Qwen3OmniMoeForConditionalGeneration",

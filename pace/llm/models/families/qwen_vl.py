@@ -93,7 +93,7 @@ class SeesImagesConfig:
         if raw.get("vision_config") is None:
             return self
         try:
-            vision, placeholder = self.Vision.read(raw["vision_config"]), raw.get("image_token_id", 151655)
+            vision, placeholder = self.Vision.read(raw["vision_config"]), raw.get("image_token_id", self.image_token_id)
             if type(placeholder) is not int or placeholder < 0:
                 raise ValueError(f"config.json: image_token_id must be a token's id; got {shown(placeholder)}")
             if vision.out_hidden_size != self.hidden_size:

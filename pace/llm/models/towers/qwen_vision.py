@@ -1,4 +1,4 @@
-"""The vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+"""The vision towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
 
 An image is a grid of patches. The rows of `merge * merge` neighbouring patches follow each other, and become one row
 for the text model. Source: `modeling_qwen3_vl.py`, `modeling_qwen2_5_vl.py` and `modeling_qwen2_vl.py` of
