@@ -187,7 +187,7 @@ class Answer:
             cached_tokens=sum(sequence.stats.num_reused for sequence in firsts),
             reasoning_tokens=sum(choice.num_thought for choice in self._choices),
             audio_tokens=sum(
-                span.media.num_tokens for row in firsts for span in row.media if span.media.kind == "audio"
+                span.length for row in firsts for span in row.media if span.media.kind == "audio"
             ),
         )
 
