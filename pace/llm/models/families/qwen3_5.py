@@ -19,11 +19,11 @@ class OfQwen3_5Config(SeesImagesConfig, GatedDeltaConfig):
     """What the dense models and the mixtures have in common."""
 
     vocab_size: int = count(248320)
+    image_token_id: int = 248056
 
     Vision: ClassVar[type[QwenVisionConfig]] = Qwen3_5VisionConfig
     default_sections: ClassVar[tuple[int, int, int]] = (11, 11, 10)
     alternates: ClassVar[bool] = True
-    default_token_id: ClassVar[int] = 248056
     without_effect: ClassVar[dict[str, tuple]] = {"mlp_only_layers": (None, [])}
 
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:

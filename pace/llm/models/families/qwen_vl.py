@@ -84,8 +84,6 @@ class SeesImagesConfig(TakesMediaConfig):
     default_sections: ClassVar[tuple[int, int, int]]
     alternates: ClassVar[bool]
     """True if frequencies of time, height and width alternate."""
-    default_token_id: ClassVar[int] = 151655
-    """The `image_token_id` of a config.json without one."""
 
     def read_media(self, raw: dict[str, Any]) -> Any:
         vision = self.Vision.read(raw["vision_config"])
@@ -95,7 +93,7 @@ class SeesImagesConfig(TakesMediaConfig):
                 f"{vision.out_hidden_size}"
             )
         rope = dataclasses.replace(self.rope, sections=self.read_sections(raw), alternates=self.alternates)
-        placeholder = read_token_id(raw, ("image_token_id",), self.default_token_id)
+        placeholder = read_token_id(raw, ("image_token_id",), self.image_token_id)
         return dataclasses.replace(self, vision=vision, image_token_id=placeholder, rope=rope)
 
     def read_sections(self, raw: dict[str, Any]) -> tuple[int, int, int]:
