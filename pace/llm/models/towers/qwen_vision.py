@@ -198,6 +198,13 @@ class QwenVisionTower(Tower):
         pieces = patches.detach().float().cpu().split([math.prod(grid) for grid in grids])
         return [self._media(piece.contiguous().numpy(), tuple(grid)) for piece, grid in zip(pieces, grids)]
 
+    def blank(self, num_tokens: int) -> Media:
+        rows = next(rows for rows in range(math.isqrt(num_tokens), 0, -1) if num_tokens % rows == 0)
+        merge = self.config.spatial_merge_size
+        grid = 1, rows * merge, num_tokens // rows * merge
+        features = np.zeros((math.prod(grid), self.patches.matrix.k), np.float32)
+        return Media("image", features, grid, num_tokens, b"")
+
     def _media(self, patches: np.ndarray, grid: Grid) -> Media:
         digest = hashlib.sha256(f"patches {grid} {patches.shape[1]} ".encode())
         digest.update(patches)
