@@ -85,7 +85,9 @@ def _read_entry(entry: Any, data: bytearray, placeholders: Mapping[str, int]) ->
     if kind not in placeholders:
         raise ValueError(f"it has {NOUNS.get(kind, shown(kind))}, and this model is loaded without a tower for them")
     features = np.frombuffer(data, FEATURE).reshape(shape).astype(np.float32, copy=False)
-    media = Media(kind, features, None if grid is None else tuple(grid), sum(lengths), _bytes_of(digest), tuple(lengths))
+    media = Media(
+        kind, features, None if grid is None else tuple(grid), sum(lengths), _bytes_of(digest), tuple(lengths)
+    )
     return media, starts
 
 

@@ -86,7 +86,9 @@ def prompts(model: LLMModel) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize("drafts", [None, PromptLookupConfig()], ids=["plain", "drafts"])
+@pytest.mark.parametrize(
+    "drafts", [None, pytest.param(PromptLookupConfig(), marks=pytest.mark.thorough)], ids=["plain", "drafts"]
+)
 def test_schemas_and_tools(folder, fresh, drafts) -> None:
     asked = user(page(), "How much is it? Answer as JSON."), user(page(1), "File this page.")
     with load(folder, spec_config=drafts) as model:
