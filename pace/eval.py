@@ -93,8 +93,8 @@ class Evaluation:
             lines.append(f"{'top-1 agreement':<20}{100 * self.top1_agreement:.2f} %")
         if self.tower is not None:
             lines.append(
-                f"{'rows of media':<20}{self.tower.num_rows}, with an error of {100 * self.tower.relative:.3f} % (smallest "
-                f"cosine: {self.tower.min_cosine:.6f})"
+                f"{'rows of media':<20}{self.tower.num_rows}, with an error of {100 * self.tower.relative:.3f} % "
+                f"(smallest cosine: {self.tower.min_cosine:.6f})"
             )
         return "\n".join(lines)
 

@@ -103,8 +103,8 @@ def measure(
     """Runs the model `repeats` times after a warm-up.
 
     Prefill is timed on a single prompt. Decode is timed on `batch` sequences of that length, over the steps in which
-    each of them gets a token. With `depth`, these sequences have `depth` positions with random keys and values instead. With `image_tokens`, the
-    encoding of an image of that many tokens is timed as well, and that of a clip of a minute.
+    each of them gets a token. With `depth`, these sequences have `depth` positions with random keys and values instead.
+    With `image_tokens`, the encoding of an image of that many tokens is timed as well, and that of a clip of a minute.
     Raises: ValueError if the model or its cache cannot hold the sequences, or a step cannot run all of them."""
     _check(subject, prompt, generated, batch, repeats, depth)
     prefill_seconds(subject, prompt)

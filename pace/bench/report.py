@@ -57,8 +57,8 @@ def table(result: Result) -> str:
 def _tower(tower: TowerResult) -> str:
     planned, name = tower.planned, "image" if tower.planned.kind == "image" else "clip"
     return (
-        f"{name:<13}{tower.seconds:9.2f} s              MFU {tower.mfu:5.2f}    {planned.num_tokens:,} tokens; measured is "
-        f"{tower.ratio:.2f} of predicted; {format_bytes(planned.encode_bytes)} while it is encoded, "
+        f"{name:<13}{tower.seconds:9.2f} s              MFU {tower.mfu:5.2f}    {planned.num_tokens:,} tokens; "
+        f"measured is {tower.ratio:.2f} of predicted; {format_bytes(planned.encode_bytes)} while it is encoded, "
         f"{format_bytes(planned.row_bytes)} of rows, {format_bytes(planned.weight_bytes)} of weights"
     )
 

@@ -44,9 +44,8 @@ def formats_of(config: QuantizationConfig | None, model_type: str = "qwen3_5") -
     model.quantize(config)
 
     def found(layers) -> set:
-        return {
-            format for layer in layers for matrix in layer.matrices() for format in (matrix.plan.formats or {0: None}).values()
-        }  # fmt: skip
+        plans = [matrix.plan.formats for layer in layers for matrix in layer.matrices()]
+        return {format for formats in plans for format in (formats or {0: None}).values()}
 
     (tower,) = model.towers
     others = [child for child in tower.children() if child not in tower.blocks]
