@@ -308,7 +308,7 @@ def _predictions(
 
 
 def _after_media(sessions: Sequence[Session], row: Row, num_rows: int) -> Iterator[tuple[list[Tensor], Tensor]]:
-    """`_predictions` of a window with media, each of which is appended as a whole. Placeholders are no targets."""
+    """`_predictions` of a window with media. Each medium is appended as a whole. Placeholders are no targets."""
     tokens, predicted = row.tokens, row.predicted
     for start, end, media in _runs_of(row, num_rows):
         piece = Prompts([tokens[start:end]], None, [media] if media else None)

@@ -63,8 +63,8 @@ def load(
     """Loads a checkpoint, found as in `load_model`, or a shape of `SHAPES` with random weights. Of a shape,
     `layers` keeps only the first layers. With `media`, the model has its towers.
 
-    Raises: what `load_model` raises; ValueError for an unknown `kv_cache_dtype`, for more layers than the shape has,
-    for `layers` with a checkpoint, or for `media` of a model without towers."""
+    Raises: what `load_model` raises; ValueError for an unknown `kv_cache_dtype`, for more layers than the shape has, or
+    for `layers` with a checkpoint. The same for `media` of a model without towers."""
     kv_dtype = parse_kv_cache_dtype(kv_cache_dtype, parse_dtype(dtype))
     before, started = resident_bytes() / MIB, time.perf_counter()
     if model_or_shape in SHAPES:

@@ -144,4 +144,4 @@ def test_a_measured_encoding(tmp_path, capsys, monkeypatch):
     from pace.assets import TINY
 
     assert main(["bench", str(TINY), "--image-tokens", "40"]) == 1
-    assert "has no tower for images or sound; leave image_tokens out" in capsys.readouterr().err
+    assert "has no tower for images or sound; leave --image-tokens out" in capsys.readouterr().err

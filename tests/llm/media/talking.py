@@ -1,5 +1,5 @@
-"""A tiny random Qwen3.5 that takes images, with the tokenizer and the template of the bundled model: for answers that
-follow a grammar, sessions and kept prefixes."""
+"""A tiny random Qwen3.5 that takes images. Tokenizer and template are those of the bundled model, so that answers can
+follow a grammar."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ LAST = "model.language_model.layers.1."
 
 
 def save_with_mtp(folder, model_type: str) -> None:
-    """Saves a tiny model that sees, and a layer for multi-token prediction that passes the embedding on, so that most
-    drafts of a text that repeats itself are right."""
+    """Saves a tiny model that sees, with a layer for multi-token prediction. It passes the embedding on, so that most
+    drafts are right."""
     save_seeing(folder, model_type)
     state = load_file(folder / "model.safetensors")
     state = {
