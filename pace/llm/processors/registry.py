@@ -21,18 +21,20 @@ from pace.llm.processors.settings import read_section
 
 IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Gemma3ForConditionalGeneration": Gemma3ImageProcessor,
+    "Gemma4ForConditionalGeneration": Gemma4ImageProcessor,
+    "Gemma4UnifiedForConditionalGeneration": Gemma4UnifiedImageProcessor,
     "Idefics3ForConditionalGeneration": Idefics3ImageProcessor,
     "Lfm2VlForConditionalGeneration": Lfm2VlImageProcessor,
     "LlavaForConditionalGeneration": LlavaImageProcessor,
     "Mistral3ForConditionalGeneration": PixtralImageProcessor,
-    "Gemma4ForConditionalGeneration": Gemma4ImageProcessor,
-    "Gemma4UnifiedForConditionalGeneration": Gemma4UnifiedImageProcessor,
-    "Qwen2VLForConditionalGeneration": QwenImageProcessor,
     "Qwen2_5_VLForConditionalGeneration": QwenImageProcessor,
-    "Qwen3VLForConditionalGeneration": QwenImageProcessor,
-    "Qwen3VLMoeForConditionalGeneration": QwenImageProcessor,
+    "Qwen2VLForConditionalGeneration": QwenImageProcessor,
+    "Qwen3_5ForConditionalGeneration": QwenImageProcessor,
+    "Qwen3_5MoeForConditionalGeneration": QwenImageProcessor,
     "Qwen3OmniMoeForConditionalGeneration": QwenImageProcessor,
     "Qwen3OmniMoeThinkerForConditionalGeneration": QwenImageProcessor,
+    "Qwen3VLForConditionalGeneration": QwenImageProcessor,
+    "Qwen3VLMoeForConditionalGeneration": QwenImageProcessor,
     "SmolVLMForConditionalGeneration": Idefics3ImageProcessor,
 }
 """Architecture -> processor of images."""
