@@ -25,6 +25,11 @@ def level_table(scale: float, mean: Sequence[float], std: Sequence[float]) -> np
     return (levels - np.array(mean, np.float32)[:, None]) / np.array(std, np.float32)[:, None]
 
 
+def normalised(levels: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Values float32 `[N, 3, H, W]` of pixels uint8 `[N, H, W, 3]`, which `table` gives."""
+    return np.stack([table[channel][levels[..., channel]] for channel in range(3)], 1)
+
+
 def make_patches(pixels: np.ndarray, table: np.ndarray, size: int, merge: int, frames: int) -> np.ndarray:
     """Patches float32 `[N, 3 * frames * size * size]` of pixels uint8 `[H, W, 3]`, whose values `table` gives.
 

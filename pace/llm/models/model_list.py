@@ -52,6 +52,7 @@ from pace.llm.models.families.helium import HeliumForCausalLM
 from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
 from pace.llm.models.families.hyperclovax import HyperCLOVAXForCausalLM
+from pace.llm.models.families.idefics3 import Idefics3ForConditionalGeneration
 from pace.llm.models.families.kimi_k25 import KimiK25ForConditionalGeneration
 from pace.llm.models.families.kimi_linear import KimiLinearForCausalLM
 from pace.llm.models.families.laguna import LagunaForCausalLM
@@ -158,6 +159,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     HunYuanDenseV1ForCausalLM,
     HunYuanMoEV1ForCausalLM,
     HyperCLOVAXForCausalLM,
+    Idefics3ForConditionalGeneration,
     InternLM3ForCausalLM,
     IQuestCoderForCausalLM,
     Jais2ForCausalLM,
@@ -225,6 +227,7 @@ MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES
     "Qwen3_5ForCausalLM": Qwen3_5ForConditionalGeneration,
     "Qwen3_5MoeForCausalLM": Qwen3_5MoeForConditionalGeneration,
     "Qwen3OmniMoeThinkerForConditionalGeneration": Qwen3OmniMoeForConditionalGeneration,
+    "SmolVLMForConditionalGeneration": Idefics3ForConditionalGeneration,
 }
 
 OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1"}
