@@ -42,20 +42,3 @@ def make_patches(pixels: np.ndarray, table: np.ndarray, size: int, merge: int, f
     for channel in range(3):
         patches[:, channel] = table[channel][levels[:, channel]]
     return patches.reshape(rows * columns, -1)
-
-
-def cut_patches(pixels: np.ndarray, size: int) -> np.ndarray:
-    """Patches `[..., N, C * size * size]` of values `[..., C, H, W]`, row by row. The order within a patch is channel,
-    row, column. Rows and columns after the last whole patch are dropped."""
-    channels, rows, columns = pixels.shape[-3], pixels.shape[-2] // size, pixels.shape[-1] // size
-    lead = pixels.shape[:-3]
-    grid = pixels[..., : rows * size, : columns * size].reshape(*lead, channels, rows, size, columns, size)
-    return np.moveaxis(grid, (-5, -3), (-3, -4)).reshape(*lead, rows * columns, channels * size * size)
-
-
-def join_patches(patches: np.ndarray, rows: int, columns: int, size: int) -> np.ndarray:
-    """Values `[..., C, rows * size, columns * size]` of patches `[..., rows * columns, C * size * size]`, the inverse of
-    `cut_patches`."""
-    lead = patches.shape[:-2]
-    grid = patches.reshape(*lead, rows, columns, -1, size, size)
-    return np.moveaxis(grid, (-3, -4), (-5, -3)).reshape(*lead, grid.shape[-3], rows * size, columns * size)

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -45,10 +44,9 @@ from pace.llm.models.model_config import (
     same,
 )
 from pace.llm.models.towers.image_tower import ImageTower
-from pace.llm.models.towers.parts import PatchEmbedding, RowLinear, RowNorm, VisionBlock
+from pace.llm.models.towers.parts import PatchEmbedding, RowLinear, RowNorm, VisionBlock, cut_patches
 from pace.llm.models.towers.tower import RunSlice, rows_batch
 from pace.media.media import Media
-from pace.media.patches import cut_patches
 from pace.naming import shown
 
 MAX_SIZE = 2**16
@@ -167,7 +165,8 @@ def position_table(name: str, num_positions: int, size: int) -> Vectors:
 
 
 class SiglipTower(ImageTower):
-    """Patches with learned positions, blocks, and a norm. Its images have `image_size`."""
+    """Patches with learned positions, blocks, and a norm. An image is float32 `[1, channels, image_size, image_size]`, the
+    `features` of its medium."""
 
     prefix = "vision_tower."
     input_names = ("pixel_values",)
@@ -190,6 +189,9 @@ class SiglipTower(ImageTower):
     def num_tokens(self) -> int:
         """Rows for the text model of each image."""
 
+    def patches_of(self, media: Media) -> Tensor:
+        return cut_patches(torch.from_numpy(media.features), self.config.patch_size)
+
     def positions_of(self, media: Media) -> Tensor:
         return self.positions.values.view(-1, self.config.hidden_size)
 
@@ -201,14 +203,14 @@ class SiglipTower(ImageTower):
                 f"pixel_values must be floats [images, {', '.join(map(str, shape))}]; got {images.dtype} "
                 f"{list(images.shape)}"
             )
-        patches = cut_patches(images.detach().float().cpu().numpy(), config.patch_size)
-        return [self._media(image) for image in patches]
+        return [self._media(image) for image in images.detach().float().cpu().contiguous().split(1)]
 
-    def _media(self, patches: np.ndarray) -> Media:
+    def _media(self, image: Tensor) -> Media:
+        """The medium of `image [1, C, H, W]`."""
         grid = 1, self.config.patches_per_side, self.config.patches_per_side
-        digest = hashlib.sha256(f"patches {grid} {patches.shape[1]} ".encode())
-        digest.update(patches)
-        return Media("image", patches, grid, self.num_tokens(), digest.digest())
+        digest = hashlib.sha256(f"pixels {tuple(image.shape)} ".encode())
+        digest.update(image.numpy())
+        return Media("image", image.numpy(), grid, self.num_tokens(), digest.digest())
 
 
 @dataclass(frozen=True, kw_only=True)
