@@ -59,6 +59,7 @@ from pace.llm.models.families.kimi_linear import KimiLinearForCausalLM
 from pace.llm.models.families.laguna import LagunaForCausalLM
 from pace.llm.models.families.lfm2 import Lfm2ForCausalLM
 from pace.llm.models.families.lfm2_moe import Lfm2MoeForCausalLM
+from pace.llm.models.families.lfm2_vl import Lfm2VlForConditionalGeneration
 from pace.llm.models.families.lfm3 import Lfm3ForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
@@ -170,6 +171,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     LagunaForCausalLM,
     Lfm2ForCausalLM,
     Lfm2MoeForCausalLM,
+    Lfm2VlForConditionalGeneration,
     Lfm3ForCausalLM,
     Llama4ForConditionalGeneration,
     LlamaForCausalLM,
@@ -232,7 +234,7 @@ MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES
     "SmolVLMForConditionalGeneration": Idefics3ForConditionalGeneration,
 }
 
-OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1"}
+OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1", "lfm2-vl": "lfm2vl"}
 """Stems of a model_type that differ from the class's stem."""
 
 
