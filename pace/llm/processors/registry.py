@@ -12,6 +12,7 @@ from pace.llm.processors.idefics3 import Idefics3ImageProcessor
 from pace.llm.processors.image_processor import ImageProcessor
 from pace.llm.processors.internvl import InternVLImageProcessor
 from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
+from pace.llm.processors.paddleocr_vl import PaddleOCRVLImageProcessor
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.qwen_audio import Qwen3ASRAudioProcessor, Qwen3OmniAudioProcessor
 from pace.llm.processors.qwen_vl import QwenImageProcessor
@@ -22,6 +23,7 @@ IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Idefics3ForConditionalGeneration": Idefics3ImageProcessor,
     "InternVLForConditionalGeneration": InternVLImageProcessor,
     "Lfm2VlForConditionalGeneration": Lfm2VlImageProcessor,
+    "PaddleOCRVLForConditionalGeneration": PaddleOCRVLImageProcessor,
     "Qwen2VLForConditionalGeneration": QwenImageProcessor,
     "Qwen2_5_VLForConditionalGeneration": QwenImageProcessor,
     "Qwen3VLForConditionalGeneration": QwenImageProcessor,
