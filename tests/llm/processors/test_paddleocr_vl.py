@@ -62,7 +62,7 @@ def test_tokens_are_counted_from_the_size(name) -> None:
         assert layout.text == "<|IMAGE_PLACEHOLDER|>" * layout.num_tokens
         assert ours.layout(Shape(height, width), 10**6) == layout
         counted += 1
-    assert counted > 900
+    assert counted > 700
 
 
 def test_settings_that_are_refused() -> None:
