@@ -262,4 +262,4 @@ class Gemma3Tower(SiglipTower):
         normed = run(self.norm, rows_batch(x), ())
         grid = normed.unflatten(0, media.grid[1:])
         pooled = functional.avg_pool2d(grid.permute(2, 0, 1)[None], media.grid[1] // self.config.tokens_per_side)
-        return run(self.projection, rows_batch(pooled[0].permute(1, 2, 0).flatten(0, 1)), ())
+        return run(self.projection, rows_batch(pooled[0].flatten(1).T.contiguous()), ())
