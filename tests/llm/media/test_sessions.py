@@ -115,8 +115,11 @@ def test_a_file_whose_media_are_elsewhere_is_refused(folder, model, tmp_path, mo
         ({"kind": "audio"}, "it has sound"),
         ({"shape": [3, 5]}, "another form"),
         ({"digest": "xy"}, "another form"),
-        ({"grid": [1, -4]}, "another form"),
-        ({"lengths": [1, 1]}, "another form"),
+        ({"grid": [1, -4, 2]}, "another form"),
+        ({"grid": 1.5}, "another form"),
+        ({"runs": [1, 1]}, "another form"),
+        ({"num_tokens": 5}, "another form"),
+        ({"other": 1}, "another form"),
     ]
     for change, message in changes:
         with monkeypatch.context() as patch, model.session() as session:
