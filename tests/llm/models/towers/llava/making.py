@@ -197,7 +197,8 @@ TEMPLATE = (
 )
 PIXTRAL_SETTINGS: dict[str, Any] = {
     "image_processor_type": "PixtralImageProcessor", "processor_class": "PixtralProcessor", "resample": 3,
-    "size": {"longest_edge": 40}, "patch_size": {"height": PATCH, "width": PATCH}, "do_center_crop": None, "crop_size": None,
+    "size": {"longest_edge": 40}, "patch_size": {"height": PATCH, "width": PATCH}, "do_center_crop": None,
+    "crop_size": None,
 }  # fmt: skip
 LLAVA_SETTINGS: dict[str, Any] = {
     "image_processor_type": "CLIPImageProcessor", "processor_class": "LlavaProcessor",
