@@ -180,7 +180,7 @@ class LlavaImageProcessor(ImageProcessor):
 
 @dataclass(frozen=True, kw_only=True)
 class SiglipImageProcessor(LlavaImageProcessor):
-    """By default, both sides are stretched to the tower's, and nothing is cropped."""
+    """Both sides are stretched to those of the tower, and nothing is cropped, unless the settings differ."""
 
     only: ClassVar[Mapping[str, tuple]] = {
         **LlavaImageProcessor.only,

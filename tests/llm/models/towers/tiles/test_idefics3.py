@@ -206,6 +206,35 @@ def test_a_prepared_image_has_the_rows_of_its_tiles(saved) -> None:
     assert torch.equal(rows, torch.cat([run_to_end(runner.encode(tile)) for tile in tiles]))
 
 
+@pytest.mark.parametrize(("model_type", "counts"), [("smolvlm", (9, 9, 63)), ("lfm2_vl", (1, 14, 256))])
+def test_a_blank_image_has_nearly_the_wanted_number_of_tokens(model_type, counts, tmp_path) -> None:
+    save_tiled(tmp_path, model_type)
+    runner = EagerRunner(load_model(tmp_path, backends()[-1]))
+    for wanted, count in zip((1, 14, 70 if model_type == "smolvlm" else 300), counts):
+        media = runner.towers[0].blank(wanted)
+        assert media.num_tokens == count and len(run_to_end(runner.encode(media))) == count
+
+
+@torch.no_grad()
+@pytest.mark.thorough
+@pytest.mark.parametrize("model_type", MODELS)
+def test_bfloat16_rows_are_as_near_as_those_of_transformers(model_type, tmp_path) -> None:
+    """Weights in bfloat16 are the same numbers, and activations are float32 here."""
+    from transformers import AutoModelForImageTextToText
+
+    from tests.llm.models.towers.tiles.test_lfm2_vl import SHAPES, tiles_of
+
+    inputs = tiles_of(SHAPES) if model_type == "lfm2_vl" else {"pixel_values": pixels_of([3])}
+    oracle = save_tiled(tmp_path, model_type)
+    half = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    exact, usual = (
+        torch.cat(model.model.get_image_features(**inputs, return_dict=True).pooler_output) for model in (oracle, half)
+    )
+    model = load_model(tmp_path, backends()[-1], torch.bfloat16)
+    ours = torch.cat([run_to_end(EagerRunner(model).encode(tile)) for tile in model.towers[0].read_inputs(inputs)])
+    assert (ours - exact).square().mean() <= (usual.float() - exact).square().mean()
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["mistral", "qwen2"])
 def test_other_text_models(kind, tmp_path) -> None:
