@@ -57,7 +57,7 @@ class TakesImagesConfig(TakesMediaConfig):
 
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """The head is tied if the whole or the text part says so."""
+        """The head is tied if the config or its text part has that flag."""
         fields, text = super().text_part(raw), raw.get("text_config")  # type: ignore[misc]  # a mixin
         if isinstance(text, dict) and text.get("tie_word_embeddings"):
             fields["tie_word_embeddings"] = True

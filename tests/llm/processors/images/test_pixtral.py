@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import PIL.Image
@@ -20,12 +18,9 @@ from pace.llm.processors.prompts import MediaPart, PromptEncoder
 from pace.llm.processors.registry import load_processors
 from pace.media.media import MediaError
 from pace.tokenizer.loading import load_tokenizer
-from tests.llm.models.towers.llava.making import CASES, IMAGE, PIXTRAL_SETTINGS, save_processor
+from tests.llm.models.towers.llava.making import CASES, IMAGE, PIXTRAL_SETTINGS, save_processor, whole_pixtral
 from tests.llm.processors.test_qwen_vl import Shape, arrays, assert_equal, random_sizes
 from tests.media.samples import draw, encode, files, modes
-
-with mock.patch.dict(sys.modules, {"transformers.models.pixtral.image_processing_pixtral": pil}):
-    from transformers.models.pixtral.processing_pixtral import PixtralProcessor  # its own import needs torchvision
 
 MISTRAL_SMALL = {
     "crop_size": None, "data_format": "channels_first", "default_to_square": True, "device": None,
@@ -94,10 +89,11 @@ def test_the_text_of_an_image_is_that_of_transformers(name, tmp_path):
         image_end_token="[IMG_END]",
     )  # fmt: skip
     theirs, encoder = reference(name), PromptEncoder(Processors(ours), tokenizer)
+    replace_image_token = whole_pixtral().replace_image_token
     for size in SIZES:
         images = [draw(*size), draw(30, 20)]
         sizes = theirs(images)
-        first, second = (PixtralProcessor.replace_image_token(whole, sizes, index) for index in (0, 1))
+        first, second = (replace_image_token(whole, sizes, index) for index in (0, 1))
         prompt = encoder.encode("w9[IMG] w7[IMG]", [MediaPart("image", image) for image in images], tokenizer)
         assert prompt.tokens == tokenizer(f"w9{first} w7{second}")["input_ids"], size
         media = ours.prepare(images[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -197,7 +198,8 @@ TEMPLATE = (
 )
 PIXTRAL_SETTINGS: dict[str, Any] = {
     "image_processor_type": "PixtralImageProcessor", "processor_class": "PixtralProcessor", "resample": 3,
-    "size": {"longest_edge": 40}, "patch_size": {"height": PATCH, "width": PATCH}, "do_center_crop": None, "crop_size": None,
+    "size": {"longest_edge": 40}, "patch_size": {"height": PATCH, "width": PATCH}, "do_center_crop": None,
+    "crop_size": None,
 }  # fmt: skip
 LLAVA_SETTINGS: dict[str, Any] = {
     "image_processor_type": "CLIPImageProcessor", "processor_class": "LlavaProcessor",
@@ -220,3 +222,17 @@ def save_processor(folder: Path, case: Case) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
     of_images = PIXTRAL_SETTINGS if is_pixtral else LLAVA_SETTINGS
     (folder / "preprocessor_config.json").write_text(json.dumps(of_images))
+
+
+def whole_pixtral() -> Any:
+    """The class of the whole processor in transformers, which takes the PIL image processor as well. Its own import
+    needs torchvision."""
+    from transformers.models.pixtral import image_processing_pil_pixtral
+
+    name = "transformers.models.pixtral.image_processing_pixtral"
+    sys.modules[name] = image_processing_pil_pixtral
+    try:
+        from transformers.models.pixtral.processing_pixtral import PixtralProcessor
+    finally:
+        del sys.modules[name]
+    return PixtralProcessor

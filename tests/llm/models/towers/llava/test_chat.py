@@ -3,9 +3,6 @@ processor's arrays and text."""
 
 from __future__ import annotations
 
-import sys
-from unittest import mock
-
 import pytest
 
 pytest.importorskip("PIL.Image")
@@ -15,14 +12,19 @@ import torch
 from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.pixtral import image_processing_pil_pixtral as pil
 
-from tests.llm.models.towers.llava.making import CASES, LLAVA_SETTINGS, PATCH, Case, save_llava, save_processor
+from tests.llm.models.towers.llava.making import (
+    CASES,
+    LLAVA_SETTINGS,
+    PATCH,
+    Case,
+    save_llava,
+    save_processor,
+    whole_pixtral,
+)
 from tests.llm.models.towers.llava.test_images import load
 from tests.llm.processors.chatting import picture
 from tests.plugins.tiers import sample
 from tests.server.schemas.test_media import said, text
-
-with mock.patch.dict(sys.modules, {"transformers.models.pixtral.image_processing_pixtral": pil}):
-    from transformers.models.pixtral.processing_pixtral import PixtralProcessor  # its own import needs torchvision
 
 PICTURES = [picture(20, 33, 1), picture(60, 9, 2), picture(40, 40, 3)]
 
@@ -32,7 +34,7 @@ def make_reference(case: Case, tokenizer):
     if case.vision["model_type"] == "pixtral":
         size = {"longest_edge": 40}
         merge = case.fields.get("spatial_merge_size", 1)
-        return PixtralProcessor(pil.PixtralImageProcessorPil(size=size), tokenizer, PATCH, merge)
+        return whole_pixtral()(pil.PixtralImageProcessorPil(size=size), tokenizer, PATCH, merge)
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
     settings = {name: value for name, value in LLAVA_SETTINGS.items() if name != "image_processor_type"}
