@@ -225,16 +225,18 @@ class Gemma3VisionConfig(SiglipVisionConfig):
     @classmethod
     def of_whole(cls, raw: Mapping[str, Any], out_hidden_size: int) -> Self:
         """Reads a config.json. Raises as `read`."""
-        config, num_tokens = cls.read(raw["vision_config"]), raw.get("mm_tokens_per_image", 256)
+        num_tokens = raw.get("mm_tokens_per_image", 256)
         if type(num_tokens) is not int or num_tokens < 1 or math.isqrt(num_tokens) ** 2 != num_tokens:
             raise ValueError(f"config.json: mm_tokens_per_image must be a square; got {shown(num_tokens)}")
-        side, patches = math.isqrt(num_tokens), config.patches_per_side
-        if side > patches or patches // (patches // side) != side:
-            raise ValueError(
-                f"config.json: mm_tokens_per_image must be the square of a part of {patches}, the patches on a side of "
-                f"an image; got {num_tokens}"
-            )
-        return dataclasses.replace(config, tokens_per_side=side, out_hidden_size=out_hidden_size)
+        vision, side = cls.read(raw["vision_config"]), math.isqrt(num_tokens)
+        return dataclasses.replace(vision, tokens_per_side=side, out_hidden_size=out_hidden_size)
+
+    @property
+    def pool(self) -> int:
+        """Side of the square of patches that become one row; 0 if patches cannot be pooled to the tokens."""
+        patches, side = self.patches_per_side, self.tokens_per_side
+        pool = patches // side
+        return pool if pool and patches // pool == side else 0
 
 
 class Gemma3Tower(SiglipTower):
@@ -261,5 +263,5 @@ class Gemma3Tower(SiglipTower):
     def project(self, x: Tensor, media: Media, run: RunSlice) -> Tensor:
         normed = run(self.norm, rows_batch(x), ())
         grid = normed.unflatten(0, media.grid[1:])
-        pooled = functional.avg_pool2d(grid.permute(2, 0, 1)[None], media.grid[1] // self.config.tokens_per_side)
+        pooled = functional.avg_pool2d(grid.permute(2, 0, 1)[None], self.config.pool)
         return run(self.projection, rows_batch(pooled[0].flatten(1).T.contiguous()), ())

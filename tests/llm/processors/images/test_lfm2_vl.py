@@ -1,5 +1,5 @@
 """Images of LFM2-VL: sizes, tiles and texts are those of `Lfm2VlImageProcessor` of transformers, and pixels within two
-levels. It needs torchvision, of which the two functions that it calls are written here."""
+levels. That needs torchvision; the two functions that it calls are written here."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def theirs():
     def process(settings: dict, *images) -> dict:
         processor = object.__new__(module.Lfm2VlImageProcessor)
         known = {name: getattr(module.Lfm2VlImageProcessor, name) for name in dir(module.Lfm2VlImageProcessor)}
-        fields = {name: known[name] for name in known if name in module.Lfm2VlImageProcessor._preprocess.__annotations__}
+        fields = {
+            name: known[name] for name in known if name in module.Lfm2VlImageProcessor._preprocess.__annotations__
+        }
         fields |= {name: settings[name] for name in settings if name in fields}
         for name in ("image_mean", "image_std"):
             fields[name] = tuple(fields[name]) if isinstance(fields[name], (list, tuple)) else (fields[name],) * 3
@@ -101,7 +103,9 @@ def test_images_of_all_sizes_are_those_of_transformers(name, theirs):
         for part in ("pixel_attention_mask", "spatial_shapes"):
             assert found[part].dtype == expected[part].numpy().dtype, part
             assert np.array_equal(found[part], expected[part]), (part, size)
-        assert found["pixel_values"].dtype == np.float32 and found["pixel_values"].shape == expected["pixel_values"].shape
+        assert (
+            found["pixel_values"].dtype == np.float32 and found["pixel_values"].shape == expected["pixel_values"].shape
+        )
         assert np.abs(found["pixel_values"] - expected["pixel_values"].numpy()).max() <= 2.01 * level, size
         assert ours.layout(image).text == text_of(settings, expected), size
         assert ours.layout(image).runs == ours.prepare(image).runs
@@ -130,9 +134,7 @@ def test_tiles_are_counted_from_the_size(name, theirs):
     for height, width in random_sizes(1000):
         if max(height, width) > ours.max_image_tokens * min(height, width):
             continue
-        is_large = processor._is_image_too_large(
-            height, width, max_pixels_tolerance=ours.max_pixels_tolerance, **sizes
-        )
+        is_large = processor._is_image_too_large(height, width, max_pixels_tolerance=ours.max_pixels_tolerance, **sizes)
         whole = processor.smart_resize(height, width, min_image_tokens=ours.min_image_tokens, **sizes)[::-1]
         grid = processor._get_grid_layout(height, width, ours.min_tiles, ours.max_tiles, ours.tile_size)[:2]
         rows, columns = grid[::-1] if is_large else (0, 0)
