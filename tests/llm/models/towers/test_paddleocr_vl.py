@@ -166,7 +166,9 @@ def test_an_answer_about_images_is_that_of_transformers(tmp_path) -> None:
     settings |= {"chat_template": TEMPLATE, "extra_special_tokens": {"image_token": SPECIAL[IMAGE]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(SETTINGS))
-    fields = {name: value for name, value in SETTINGS.items() if name not in ("image_processor_type", "processor_class")}
+    fields = {
+        name: value for name, value in SETTINGS.items() if name not in ("image_processor_type", "processor_class")
+    }
     theirs = PaddleOCRVLProcessor(PaddleOCRVLImageProcessorPil(**fields), AutoTokenizer.from_pretrained(tmp_path))
     with load(tmp_path) as model:
         for sizes in ([], [(60, 40)], [(5, 90), (30, 33), (90, 90)]):

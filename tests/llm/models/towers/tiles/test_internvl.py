@@ -53,7 +53,7 @@ SETTINGS: dict[str, Any] = {
 SPECIAL = {IMAGE: "<IMG_CONTEXT>", 91: "<img>", 92: "</img>", 93: "<video>", 94: "<|im_start|>", 95: "<|im_end|>"}
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }} {% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for p in m.content %}{% if p.type == 'image' %}<IMG_CONTEXT>\n{% elif p.type == 'text' %}{{ p.text }}{% endif %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}<IMG_CONTEXT>\n{% else %}{{ p.text }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 IMAGES = [[], [(60, 40)], [(24, 24), (30, 100), (90, 90)]]
@@ -147,8 +147,8 @@ def chat(sizes: list[tuple[int, int]]) -> list[dict]:
 
 
 def test_an_answer_about_images_is_that_of_transformers(saved, model) -> None:
-    """From pixels to tokens: alone, in a batch, in chunks, with cached prefixes and rows, and with the tensors of the
-    processor in transformers."""
+    """Alone, in a batch, in chunks, with cached prefixes and rows, and with the tensors of the processor in
+    transformers."""
     oracle, folder = saved
     theirs, alone, prompts = their_processor(folder), [], []
     for sizes in IMAGES:
@@ -332,7 +332,11 @@ def test_published_configs() -> None:
     of = config.vision
     assert (of.hidden_size, of.num_hidden_layers, of.head_dim, of.intermediate_size) == (1024, 24, 64, 4096)
     assert (of.patches_per_side, of.merge, of.hidden_act, of.norm_type) == (32, 2, "gelu", "layer_norm")
-    assert (config.image_token_id, config.rope.kind, found.__name__) == (151667, "dynamic", "InternVLForConditionalGeneration")
+    assert (config.image_token_id, config.rope.kind, found.__name__) == (
+        151667,
+        "dynamic",
+        "InternVLForConditionalGeneration",
+    )
     assert read_config(published())[1].vision is None
     large = published() | {"text_config": {"model_type": "qwen3_moe", "head_dim": 128}, "image_token_id": 151671}
     large["vision_config"] |= SIX_B | {"hidden_size": 3200, "num_attention_heads": 25, "num_hidden_layers": 45}
@@ -360,7 +364,11 @@ def test_fields_that_are_left_out_have_the_defaults_of_transformers() -> None:
         ({"vision_config": VISION | {"norm_type": "batch"}}, ValueError, "one of layer_norm, rms_norm"),
         ({"vision_config": VISION | {"window": 5}}, NotImplementedError, "vision_config.window = 5"),
         ({"vision_config": []}, ValueError, "vision_config must be an object"),
-        ({"text_config": {"model_type": "t5"}}, NotImplementedError, "'t5' is not implemented .*: gpt_oss, llama, qwen2"),
+        (
+            {"text_config": {"model_type": "t5"}},
+            NotImplementedError,
+            "'t5' is not implemented .*: gpt_oss, llama, qwen2",
+        ),
     ],
 )
 def test_fields_that_are_refused(fields, error, message) -> None:

@@ -34,8 +34,10 @@ TOWER = {"vision_config": {"image_size": 448, "patch_size": 14}, "downsample_rat
 
 
 def reference(settings: dict) -> GotOcr2ImageProcessorPil:
-    """As `InternVLProcessor` uses it."""
-    fields = {name: value for name, value in settings.items() if name not in ("image_processor_type", "processor_class")}
+    """The processor with what `InternVLProcessor` sets."""
+    fields = {
+        name: value for name, value in settings.items() if name not in ("image_processor_type", "processor_class")
+    }
     return GotOcr2ImageProcessorPil(**fields | {"crop_to_patches": True})
 
 
@@ -77,7 +79,7 @@ def test_tiles_are_counted_from_the_size(name) -> None:
 def test_a_limit_of_tokens_lowers_the_tiles() -> None:
     ours = InternVLImageProcessor.from_dict(PUBLISHED).for_model(TOWER)
     assert (ours.tokens_per_tile, ours.tile_patches) == (256, 32)
-    found = [ours.layout(Shape(900, 1800), limit).num_tokens for limit in (None, 10**6, 2400, 1280, 800, 767, 511, 256)]
+    found = [ours.layout(Shape(900, 1800), limit).num_tokens for limit in (None, 10**6, 2560, 1280, 800, 767, 511, 256)]
     assert found == [9 * 256, 9 * 256, 9 * 256, 3 * 256, 3 * 256, 256, 256, 256]
     for height, width in random_sizes(300):
         assert ours.layout(Shape(height, width), 1280).num_tokens <= 1280
@@ -103,7 +105,11 @@ def test_digests_tell_images_and_settings_apart() -> None:
         ({"size": {"shortest_edge": 448}}, ValueError, "size must be an object with height and width"),
         ({"max_patches": 0}, ValueError, r"max_patches must be an integer in 1\.\.256"),
         ({"do_resize": False}, NotImplementedError, "do_resize = False is not implemented"),
-        ({"image_processor_type": "CLIPImageProcessor"}, NotImplementedError, "image_processor_type = .*: 'GotOcr2ImageProcessor'"),
+        (
+            {"image_processor_type": "CLIPImageProcessor"},
+            NotImplementedError,
+            "image_processor_type = .*: 'GotOcr2ImageProcessor'",
+        ),
         ({"use_thumbnail": False}, NotImplementedError, "the field 'use_thumbnail' is not implemented"),
     ],
 )
