@@ -23,7 +23,7 @@ class PaddleOCRVLConfig(SeesImagesConfig, Ernie45Config):
 
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """The fields about text. A head is also tied if only `text_config` says it, or says nothing; so in transformers."""
+        """The fields about text. A head is also tied if `text_config` says it or nothing, as in transformers."""
         fields, text = super().text_part(raw), raw.get("text_config")
         if isinstance(text, dict) and text.get("tie_word_embeddings", True) is True:
             fields["tie_word_embeddings"] = True
