@@ -152,7 +152,9 @@ def siglip_block(name: str, config: SiglipVisionConfig, rotary: Rotary | None = 
         rotary or NoRotary(),
     )
     mlp = PlainMLP(
-        Linear({f"{name}.mlp.fc1": inner}, size, True), Linear({f"{name}.mlp.fc2": size}, inner, True), config.hidden_act
+        Linear({f"{name}.mlp.fc1": inner}, size, True),
+        Linear({f"{name}.mlp.fc2": size}, inner, True),
+        config.hidden_act,
     )
     norms = [LayerNorm(f"{name}.layer_norm{number}", size, config.layer_norm_eps) for number in (1, 2)]
     return Block(norms[0], attention, norms[1], mlp)
@@ -165,8 +167,8 @@ def position_table(name: str, num_positions: int, size: int) -> Vectors:
 
 
 class SiglipTower(ImageTower):
-    """Patches with learned positions, blocks, and a norm. An image is float32 `[1, channels, image_size, image_size]`, the
-    `features` of its medium."""
+    """Patches with learned positions, blocks, and a norm. The features of an image are its pixels, float32
+    `[1, channels, image_size, image_size]`."""
 
     prefix = "vision_tower."
     input_names = ("pixel_values",)
@@ -204,6 +206,10 @@ class SiglipTower(ImageTower):
                 f"{list(images.shape)}"
             )
         return [self._media(image) for image in images.detach().float().cpu().contiguous().split(1)]
+
+    def blank(self, num_tokens: int) -> Media:
+        config = self.config
+        return self._media(torch.zeros(1, config.num_channels, config.image_size, config.image_size))
 
     def _media(self, image: Tensor) -> Media:
         """The medium of `image [1, C, H, W]`."""

@@ -62,6 +62,10 @@ def test_images_have_the_bits_of_the_oracle(changes):
     check(SMALL | changes, *[draw(*size) for size in sizes])
 
 
+def test_settings_that_are_left_out_have_the_defaults_of_the_oracle():
+    check({}, draw(301, 200))
+
+
 @pytest.mark.thorough
 def test_images_of_the_published_size():
     check(SETTINGS, draw(896, 896), draw(640, 480), draw(31, 1700))
@@ -89,7 +93,7 @@ def test_the_tower_says_how_many_tokens_an_image_has():
     assert layout.text == f"\n\n<start_of_image>{'<image_soft_token>' * TOKENS}<end_of_image>\n\n"
     assert layout.runs == (TOKENS,)
     for call in (ours.layout, ours.prepare):
-        with pytest.raises(MediaError, match="has 9 tokens in this model, whatever its size, but may only have 8"):
+        with pytest.raises(MediaError, match="an image of any size has 9 tokens in this model, but may only have 8"):
             call(draw(30, 20), 8)
         with pytest.raises(ValueError, match="max_tokens must be at least 1"):
             call(draw(30, 20), 0)

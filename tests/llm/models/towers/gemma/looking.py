@@ -32,8 +32,8 @@ def save_looking(
     """Saves a tiny random model in float32, and returns it. `fields` are those of the whole config."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
-    ids = {"image_token_index": IMAGE, "boi_token_index": BEGIN, "eoi_token_index": END, "eos_token_id": None, "tie_word_embeddings": False}
-    whole = {"mm_tokens_per_image": TOKENS, **ids, **fields}
+    ids = {"image_token_index": IMAGE, "boi_token_index": BEGIN, "eoi_token_index": END, "eos_token_id": None}
+    whole = {"mm_tokens_per_image": TOKENS, "tie_word_embeddings": False, **ids, **fields}
     config = Gemma3Config(text_config=TEXT | (text or {}), vision_config=VISION | (vision or {}), **whole)
     torch.manual_seed(11)
     model = Gemma3ForConditionalGeneration(config).eval()

@@ -179,6 +179,42 @@ def test_a_prefix_may_end_within_an_image(looking) -> None:
         cached._engine.check_idle()
 
 
+@pytest.mark.thorough
+def test_beams_are_those_of_transformers(looking, model) -> None:
+    inputs = inputs_of([2], 3)
+    with torch.no_grad():
+        expected = looking[0].generate(**inputs, max_new_tokens=12, num_beams=3, do_sample=False)
+    found = model.generate(**inputs, max_new_tokens=12, num_beams=3, do_sample=False)
+    assert torch.equal(found.output_token_ids, expected)
+
+
+@pytest.mark.thorough
+def test_bfloat16_rows_are_as_near_as_those_of_transformers(looking) -> None:
+    """Weights in bfloat16 are the same numbers, and activations are float32 here."""
+    from transformers import AutoModelForImageTextToText
+
+    images = pixels(4, 3)
+    half = AutoModelForImageTextToText.from_pretrained(looking[1], dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        exact = looking[0].model.get_image_features(images, return_dict=True).pooler_output
+        usual = half.model.get_image_features(images.bfloat16(), return_dict=True).pooler_output.float()
+    with load(looking[1], dtype="bfloat16") as model:
+        runner = model._engine.model
+        media = runner.towers[0].read_inputs({"pixel_values": images})
+        ours = torch.stack([run_to_end(runner.encode(medium)) for medium in media])
+    assert (ours - exact).square().mean() <= (usual - exact).square().mean()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"quantization": "int8"}, {"dtype": "bfloat16"}])
+def test_batches_and_steps_change_no_bit_in_other_formats(looking, options) -> None:
+    with load(looking[1], prefix_cache_bytes=0, **options) as model:
+        alone = [run(model, inputs_of([count], index), 8)[0] for index, count in enumerate(COUNTS)]
+        for budget in (512, 11):
+            model._engine.scheduler.max_tokens_per_step = budget
+            assert run(model, inputs_of(COUNTS), 8) == alone, budget
+
+
 def test_samples_and_text_alone(looking, model) -> None:
     inputs = inputs_of([2], 2)
     ((expected, _),) = run(model, inputs, 10)
