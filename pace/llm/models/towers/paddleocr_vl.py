@@ -1,4 +1,5 @@
-"""The vision tower of PaddleOCR-VL: SigLIP with rotated heads on images of any size, and a projection of joined patches.
+"""The vision tower of PaddleOCR-VL: SigLIP with rotated heads on images of any size, and a projection of joined
+patches.
 
 Source: `modeling_paddleocr_vl.py` of transformers.
 """

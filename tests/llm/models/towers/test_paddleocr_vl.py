@@ -178,8 +178,9 @@ def test_an_answer_about_images_is_that_of_transformers(tmp_path) -> None:
             images = [draw(*size) for size in sizes]
             inputs = dict(theirs(text=text, images=images or None, return_tensors="pt"))
             answer = model.chat(messages, max_new_tokens=NEW, temperature=0)
-            assert answer.generated_token_ids[0] == oracle_tokens(oracle, inputs), sizes
-            assert run(model, inputs) == run(model, {"inputs": {"prompt": text, "images": images}}), sizes
+            output = model.generate({"prompt": text, "images": images}, max_new_tokens=NEW, logprobs=0)
+            assert output.generated_token_ids[0] == oracle_tokens(oracle, inputs), sizes
+            assert answer.text == output.texts[0].strip() and run(model, inputs) == results(output), sizes
 
 
 # -- the tower

@@ -34,7 +34,7 @@ TOWER = {"vision_config": {"image_size": 448, "patch_size": 14}, "downsample_rat
 
 
 def reference(settings: dict) -> GotOcr2ImageProcessorPil:
-    """As `InternVLProcessor` uses it."""
+    """The processor with what `InternVLProcessor` sets."""
     fields = {
         name: value for name, value in settings.items() if name not in ("image_processor_type", "processor_class")
     }
@@ -79,7 +79,7 @@ def test_tiles_are_counted_from_the_size(name) -> None:
 def test_a_limit_of_tokens_lowers_the_tiles() -> None:
     ours = InternVLImageProcessor.from_dict(PUBLISHED).for_model(TOWER)
     assert (ours.tokens_per_tile, ours.tile_patches) == (256, 32)
-    found = [ours.layout(Shape(900, 1800), limit).num_tokens for limit in (None, 10**6, 2400, 1280, 800, 767, 511, 256)]
+    found = [ours.layout(Shape(900, 1800), limit).num_tokens for limit in (None, 10**6, 2560, 1280, 800, 767, 511, 256)]
     assert found == [9 * 256, 9 * 256, 9 * 256, 3 * 256, 3 * 256, 256, 256, 256]
     for height, width in random_sizes(300):
         assert ours.layout(Shape(height, width), 1280).num_tokens <= 1280
