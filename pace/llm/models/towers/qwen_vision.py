@@ -34,13 +34,13 @@ from pace.llm.layers import (
     Vectors,
 )
 from pace.llm.layers.rotary import Angles
+from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock
 from pace.llm.models.towers.qwen_vision_config import (
     Qwen2_5VisionConfig,
     Qwen2VisionConfig,
     Qwen3VisionConfig,
     QwenVisionConfig,
 )
-from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock
 from pace.llm.models.towers.tower import RunSlice, Tower, rows_batch, with_rows
 from pace.llm.models.whole_spans import scratch
 from pace.media.media import Media
