@@ -71,6 +71,8 @@ def test_rows_are_those_of_transformers(name, vision, tmp_path) -> None:
             assert found.shape == wanted.shape == (len(wanted), model.towers[0].width)
             assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
         assert len({found.std().item() for found in ours}) == len(grids)
+        blank = model.towers[0].blank(11)
+        assert run_to_end(EagerRunner(model).encode(blank)).shape == (9, model.towers[0].width), "3 rows of 3"
         if ops == "native":
             program = ProgramRunner(model)
             for found, wanted in zip(rows_of(program, given), ours, strict=True):
