@@ -147,7 +147,8 @@ void AttentionOp::add_tiles(int64_t span) {
             const int32_t* const newest = spans.newest ? spans.newest + begin : nullptr;
             const int32_t* const oldest = spans.oldest ? spans.oldest + begin : nullptr;
             const float* const queries = q + begin * args.q_token_stride + head * group * args.q_head_stride;
-            tiles.push_back({{queries, begin, first_position, blocks, head, first_row, rows, newest, oldest}, prepares});
+            tiles.push_back(
+                {{queries, begin, first_position, blocks, head, first_row, rows, newest, oldest}, prepares});
         }
     }
 }

@@ -16,7 +16,7 @@ from pace.batch import ForwardBatch
 from pace.llm.layers import FloatLinear, LayerNorm, TensorSource, UnitNorm, Vectors
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.model_config import count, number
-from pace.llm.models.towers.gemma4_vision import CHANNELS, INPUT_NAMES, places, read_grids
+from pace.llm.models.towers.gemma4_vision import CHANNELS, INPUT_NAMES, blank_image, places, read_grids
 from pace.llm.models.towers.tower import RunSlice, Slice, Tower, rows_batch
 from pace.llm.models.towers.vision_config import MAX_SIZE, VisionConfig
 from pace.media.media import Media
@@ -101,3 +101,7 @@ class Gemma4UnifiedTower(Tower):
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
         config = self.config
         return read_grids(inputs, config.patch_elements, 1, config.mm_posemb_size)
+
+    def blank(self, num_tokens: int) -> Media:
+        """An image of zeros, nearly a square, with at most this number of tokens."""
+        return blank_image(num_tokens, self.config.patch_elements, 1)

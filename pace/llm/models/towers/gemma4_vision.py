@@ -7,10 +7,12 @@ by both. Neighbouring patches are pooled to one row for the text model. Source: 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -317,12 +319,24 @@ class Gemma4VisionTower(ImageTower):
         config = self.config
         return read_grids(inputs, config.patch_elements, config.pooling_kernel_size, config.position_embedding_size)
 
+    def blank(self, num_tokens: int) -> Media:
+        """An image of zeros, nearly a square, with at most this number of tokens."""
+        return blank_image(num_tokens, self.config.patch_elements, self.config.pooling_kernel_size)
+
 
 def places(media: Media) -> tuple[Tensor, Tensor]:
     """int64 `[N]` each: column and row of the patches of one tile."""
     _, rows, columns = media.grid
     grid = torch.arange(rows * columns)
     return grid % columns, grid // columns
+
+
+def blank_image(num_tokens: int, k: int, side: int) -> Media:
+    """The largest image of zeros that is nearly a square and has at most this number of tokens."""
+    rows = max(1, math.isqrt(num_tokens))
+    columns = max(1, num_tokens // rows)
+    patches = np.zeros((rows * columns * side**2, k), np.float32)
+    return Media("image", patches, (1, rows * side, columns * side), rows * columns, bytes(32))
 
 
 def read_grids(inputs: Mapping[str, Any], k: int, side: int, num_positions: int) -> list[Media]:

@@ -16,7 +16,7 @@ IMAGE, BEGIN, END, PAD = 90, 92, 93, 5
 SIDE = 2
 """Side of the square of patches that becomes one token."""
 PATCH = 4
-P = 64
+P = 160
 """Patches of the arrays of an image; the rest is padding."""
 LONG = {"max_position_embeddings": 600, "eos_token_id": None, "pad_token_id": PAD}
 VISION: dict[str, Any] = {

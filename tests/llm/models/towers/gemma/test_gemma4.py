@@ -11,7 +11,7 @@ from pace.llm import LLMModel, PromptLookupConfig
 from pace.llm.models.model_list import read_config
 from pace.llm.runners.eager import EagerRunner
 from pace.llm.runners.program import ProgramRunner
-from tests.llm.models.towers.gemma.gemma4_models import MODELS, arrays, inputs_of, save_gemma4, together
+from tests.llm.models.towers.gemma.gemma4_models import MODELS, P, arrays, inputs_of, save_gemma4, together
 from tests.llm.models.towers.seeing import results, run_to_end
 from tests.plugins.tiers import sample
 from tests.support import TensorDict, backend, backends
@@ -71,6 +71,8 @@ def test_rows_are_those_of_transformers(name, vision, tmp_path) -> None:
             assert found.shape == wanted.shape == (len(wanted), model.towers[0].width)
             assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
         assert len({found.std().item() for found in ours}) == len(grids)
+        blank = model.towers[0].blank(11)
+        assert run_to_end(EagerRunner(model).encode(blank)).shape == (9, model.towers[0].width), "3 rows of 3"
         if ops == "native":
             program = ProgramRunner(model)
             for found, wanted in zip(rows_of(program, given), ours, strict=True):
@@ -101,6 +103,19 @@ def oracle_tokens(oracle, inputs, count: int = NEW) -> list[int]:
     return out[0, inputs["input_ids"].shape[1] :].tolist()
 
 
+@torch.no_grad()
+def check_first_logits(model, oracle, inputs) -> None:
+    """Log-probabilities of the token after a prompt. They move by 0.1 with what rows of an image see, and by 1e-5 with
+    rounding."""
+    ((first,),) = model.generate(**inputs, max_new_tokens=1, logprobs=20).logprobs
+    wanted = oracle.generate(
+        **inputs, max_new_tokens=1, do_sample=False, output_logits=True, return_dict_in_generate=True
+    ).logits[0][0].log_softmax(-1)  # fmt: skip
+    assert len(first.top) == 20
+    for token, value in first.top:
+        assert value == pytest.approx(float(wanted[token]), abs=2e-4)
+
+
 def run(model, inputs, count: int = NEW, **fields) -> list:
     return results(model.generate(**inputs, max_new_tokens=count, logprobs=0, **fields))
 
@@ -115,6 +130,7 @@ def test_greedy_text_is_that_of_transformers(name, tmp_path) -> None:
         for inputs in each:
             alone += run(model, inputs)
             assert alone[-1][0] == oracle_tokens(oracle, inputs), len(alone)
+            check_first_logits(model, oracle, inputs)
         assert len({tuple(tokens) for tokens, _ in alone}) == len(ROWS)
         batch = together(each)
         assert run(model, batch) == alone
@@ -157,14 +173,21 @@ def test_every_way_to_run_it_gives_the_same_text(name, tmp_path) -> None:
 
 @pytest.mark.parametrize("name", BY_SIZE)
 def test_prefixes_that_end_within_an_image(name, tmp_path) -> None:
-    """A prompt that has the first image of another one, whose first blocks are known, and then other text."""
+    """The text after an image of three blocks differs, so that only its first two blocks are known. Where an image is
+    seen beyond windows, it is then computed as a whole."""
     save_gemma4(tmp_path, name)
-    first = {**inputs_of([[(4, 4), (4, 4)]], name, 1)}
+    first = {**inputs_of([[(4, 8), (2, 2)]], name, 1)}
     other = {**first, "input_ids": first["input_ids"].clone()}
-    other["input_ids"][0, -3:] = 7
+    other["input_ids"][0, -12] = 7
+    position = int((first["input_ids"] != other["input_ids"])[0].nonzero())
+    end = 6 + 32
+    assert end < position and position // 16 * 16 < end, "the block has both the end of the image and the change"
     with load(tmp_path, prefix_cache_bytes=0) as fresh, load(tmp_path) as cached:
         for inputs in (first, other, first):
-            assert run(cached, inputs, 8) == run(fresh, inputs, 8)
+            output = cached.generate(**inputs, max_new_tokens=8, logprobs=0)
+            assert results(output) == run(fresh, inputs, 8)
+            if inputs is other:
+                assert output.metrics.num_reused_tokens == (0 if name == "12b" else 32)
         cached._engine.check_idle()
 
 
@@ -191,11 +214,11 @@ def places(*rows) -> torch.Tensor:
     [
         ({"image_position_ids": None}, "image_position_ids is missing"),
         ({"pixel_values": None}, "pixel_values is missing"),
-        ({"pixel_values": torch.zeros(2, 64, 47)}, r"pixel_values must be floats \[images, P, 48\]"),
+        ({"pixel_values": torch.zeros(2, P, 47)}, r"pixel_values must be floats \[images, P, 48\]"),
         ({"pixel_values": torch.zeros(2, 60, 48)}, r"image_position_ids must be integers \[2, 60, 2\]"),
-        ({"image_position_ids": torch.zeros(2, 64, 2)}, "must be integers"),
-        ({"image_position_ids": torch.zeros(2, 64, 2).long()}, "image_position_ids of image 0 must be column and row"),
-        ({"image_position_ids": torch.full((2, 64, 2), -1)}, "image_position_ids of image 0 must be column and row"),
+        ({"image_position_ids": torch.zeros(2, P, 2)}, "must be integers"),
+        ({"image_position_ids": torch.zeros(2, P, 2).long()}, "image_position_ids of image 0 must be column and row"),
+        ({"image_position_ids": torch.full((2, P, 2), -1)}, "image_position_ids of image 0 must be column and row"),
         ({"pixel_values_videos": torch.zeros(1)}, "video is not supported"),
         ({"input_features": torch.zeros(1)}, "takes no sound"),
     ],
