@@ -10,7 +10,9 @@ from typing import Any
 from pace.llm.processors.gemma3 import Gemma3ImageProcessor
 from pace.llm.processors.idefics3 import Idefics3ImageProcessor
 from pace.llm.processors.image_processor import ImageProcessor
+from pace.llm.processors.internvl import InternVLImageProcessor
 from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
+from pace.llm.processors.paddleocr_vl import PaddleOCRVLImageProcessor
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.qwen_audio import Qwen3ASRAudioProcessor, Qwen3OmniAudioProcessor
 from pace.llm.processors.qwen_vl import QwenImageProcessor
@@ -19,7 +21,9 @@ from pace.llm.processors.settings import read_section
 IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Gemma3ForConditionalGeneration": Gemma3ImageProcessor,
     "Idefics3ForConditionalGeneration": Idefics3ImageProcessor,
+    "InternVLForConditionalGeneration": InternVLImageProcessor,
     "Lfm2VlForConditionalGeneration": Lfm2VlImageProcessor,
+    "PaddleOCRVLForConditionalGeneration": PaddleOCRVLImageProcessor,
     "Qwen2VLForConditionalGeneration": QwenImageProcessor,
     "Qwen2_5_VLForConditionalGeneration": QwenImageProcessor,
     "Qwen3_5ForConditionalGeneration": QwenImageProcessor,
