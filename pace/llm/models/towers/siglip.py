@@ -191,6 +191,10 @@ class SquareTower(ImageTower):
             )
         return [self._media(image) for image in images.detach().float().cpu().contiguous().split(1)]
 
+    def blank(self, num_tokens: int) -> Media:
+        config = self.config
+        return self._media(torch.zeros(1, config.num_channels, config.image_size, config.image_size))
+
     def _media(self, image: Tensor) -> Media:
         """The medium of `image [1, C, H, W]`."""
         grid = 1, self.config.patches_per_side, self.config.patches_per_side

@@ -179,6 +179,69 @@ def test_a_prefix_may_end_within_an_image(looking) -> None:
         cached._engine.check_idle()
 
 
+@pytest.mark.thorough
+def test_beams_are_those_of_transformers(looking, model) -> None:
+    inputs = inputs_of([2], 3)
+    with torch.no_grad():
+        expected = looking[0].generate(**inputs, max_new_tokens=12, num_beams=3, do_sample=False)
+    found = model.generate(**inputs, max_new_tokens=12, num_beams=3, do_sample=False)
+    assert torch.equal(found.output_token_ids, expected)
+
+
+@pytest.mark.thorough
+def test_bfloat16_rows_are_as_near_as_those_of_transformers(looking) -> None:
+    """Weights in bfloat16 are the same numbers, and activations are float32 here."""
+    from transformers import AutoModelForImageTextToText
+
+    images = pixels(4, 3)
+    half = AutoModelForImageTextToText.from_pretrained(looking[1], dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        exact = looking[0].model.get_image_features(images, return_dict=True).pooler_output
+        usual = half.model.get_image_features(images.bfloat16(), return_dict=True).pooler_output.float()
+    with load(looking[1], dtype="bfloat16") as model:
+        runner = model._engine.model
+        media = runner.towers[0].read_inputs({"pixel_values": images})
+        ours = torch.stack([run_to_end(runner.encode(medium)) for medium in media])
+    assert (ours - exact).square().mean() <= (usual - exact).square().mean()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"quantization": "int8"}, {"dtype": "bfloat16"}])
+def test_batches_and_steps_change_no_bit_in_other_formats(looking, options) -> None:
+    with load(looking[1], prefix_cache_bytes=0, **options) as model:
+        alone = [run(model, inputs_of([count], index), 8)[0] for index, count in enumerate(COUNTS)]
+        for budget in (512, 11):
+            model._engine.scheduler.max_tokens_per_step = budget
+            assert run(model, inputs_of(COUNTS), 8) == alone, budget
+
+
+def test_sessions_see_images_whole(looking, model, tmp_path) -> None:
+    """Images in two turns, of which the second is dropped, appended to a fork, and to a session that was saved."""
+    whole = inputs_of([2], 1)
+    tokens, images = whole["input_ids"][0], whole["pixel_values"]
+    cut = len(tokens) - tokens.tolist()[::-1].index(BEGIN) - 1
+    turns = [
+        {"input_ids": part[None], "pixel_values": image[None]}
+        for part, image in zip((tokens[:cut], tokens[cut:]), images, strict=True)
+    ]
+    with model.session() as session:
+        expected = session.append(whole, "all")
+        assert session.append([5]).log_softmax(1).isfinite().all()
+        session.truncate(cut)
+        with pytest.raises(ValueError, match="an image or a clip, which truncate keeps or drops as a whole"):
+            session.truncate(cut - len(tokens) // 4)
+        with session.fork() as fork:
+            assert torch.equal(fork.append(turns[1], "all"), expected[cut:])
+        session.save(tmp_path / "saved")
+    with load(looking[1], prefix_cache_bytes=0) as other:
+        with other.load_session(tmp_path / "saved") as session:
+            assert torch.equal(session.append(turns[1], "all"), expected[cut:])
+            assert session.tokens == tokens.tolist()
+        with other.session() as session:
+            assert torch.equal(session.append(turns[0], "all"), expected[:cut])
+            assert torch.equal(session.append(turns[1], "all"), expected[cut:])
+
+
 def test_samples_and_text_alone(looking, model) -> None:
     inputs = inputs_of([2], 2)
     ((expected, _),) = run(model, inputs, 10)
