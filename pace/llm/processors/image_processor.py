@@ -13,7 +13,6 @@ from pace.llm.models.model_config import count, declared, number, read_number
 from pace.llm.processors.settings import read_settings
 from pace.media.patches import level_table
 
-
 NO_LIMIT = 1 << 60
 """More tokens than any image has."""
 
@@ -62,6 +61,11 @@ class ImageProcessor:
     def from_dict(cls, raw: dict[str, Any], file: str = "preprocessor_config.json") -> Self:
         """Reads the settings of `raw`. Raises ValueError or NotImplementedError that names `file` and the field."""
         return cls(**read_settings(cls, raw, file, cls.only, cls.without_effect))
+
+    def within(self, whole: dict[str, Any]) -> Self:
+        """Returns this processor with what the settings of the whole processor, of texts and images, say about the
+        text of an image. Raises ValueError that names the field."""
+        return self
 
     def for_model(self, config: dict[str, Any]) -> Self:
         """Returns this processor with what config.json says about the tower. Raises ValueError if the two contradict
