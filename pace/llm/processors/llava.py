@@ -19,6 +19,7 @@ from pace.llm.models.towers.clip import num_llava_tokens
 from pace.llm.models.towers.projector import ProjectorConfig
 from pace.llm.processors.image_processor import ImageProcessor, channels, limit_of
 from pace.llm.processors.pixtral import PixtralImageProcessor
+from pace.llm.processors.settings import read_token
 from pace.media.containers import MAX_PIXELS
 from pace.media.images import image_size, load_rgb, open_source, pillow
 from pace.media.media import Layout, Media, MediaError
@@ -65,9 +66,6 @@ def sides(default: int) -> Any:
 class LlavaImageProcessor(ImageProcessor):
     """Processor with the settings of one checkpoint. `for_model` adds the patches and the number of tokens."""
 
-    token: ClassVar[str] = "<image>"
-    marker: ClassVar[str] = token
-    placeholder: ClassVar[str] = token
     only: ClassVar[Mapping[str, tuple]] = {
         "image_processor_type": (
             *("CLIPImageProcessor", "CLIPImageProcessorFast", "CLIPImageProcessorPil"),
@@ -91,6 +89,8 @@ class LlavaImageProcessor(ImageProcessor):
     size: int | Size = shortest_edge(224)
     do_center_crop: bool = flag(True)
     crop_size: Size = sides(224)
+    token: str = "<image>"
+    """Text of a placeholder."""
     patches_per_side: int = 1
     num_tokens: int = 1
     """Tokens of every image."""
@@ -106,6 +106,17 @@ class LlavaImageProcessor(ImageProcessor):
         if processor.do_pad and not kind.startswith("Llava"):
             raise NotImplementedError(f"{file}: do_pad = True is not implemented for {kind}")
         return processor
+
+    @property
+    def marker(self) -> str:
+        return self.token
+
+    @property
+    def placeholder(self) -> str:
+        return self.token
+
+    def within(self, whole: dict[str, Any]) -> Self:
+        return replace(self, token=read_token(whole, "image_token", self.token))
 
     def for_model(self, config: dict[str, Any]) -> Self:
         """This processor with what config.json says about the tower. Raises ValueError if the tower takes images of

@@ -18,12 +18,12 @@ from pace.llm.models.model_config import declared
 from pace.llm.models.towers.pixtral import PixtralVisionConfig, runs_of
 from pace.llm.models.towers.projector import Mistral3ProjectorConfig
 from pace.llm.processors.image_processor import ImageProcessor, channels, limit_of
+from pace.llm.processors.settings import read_token
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError
 from pace.media.patches import normalised, resize
 from pace.naming import counted
 
-BREAK, END = "[IMG_BREAK]", "[IMG_END]"
 MAX_SIDE = 1 << 14
 """Upper bound of `size`. Checkpoints have up to 1540."""
 
@@ -48,9 +48,6 @@ def largest(default: int) -> Any:
 class PixtralImageProcessor(ImageProcessor):
     """Processor with the settings of one checkpoint. `for_model` adds the patches."""
 
-    token: ClassVar[str] = "[IMG]"
-    marker: ClassVar[str] = token
-    placeholder: ClassVar[str] = token
     only: ClassVar[Mapping[str, tuple]] = {
         "image_processor_type": ("PixtralImageProcessor", "PixtralImageProcessorFast", "PixtralImageProcessorPil"),
         "do_convert_rgb": (True,),
@@ -71,10 +68,31 @@ class PixtralImageProcessor(ImageProcessor):
     image_std: tuple[float, ...] = channels((0.26862954, 0.26130258, 0.27577711), 1e-6)
     size: tuple[int, int] = largest(1024)
     """Largest height and width in pixels."""
+    token: str = "[IMG]"
+    """Text of a placeholder."""
+    after_row: str = "[IMG_BREAK]"
+    """Text after each row of placeholders but the last one."""
+    after_image: str = "[IMG_END]"
     patch: int = 16
     """Side of a patch in pixels."""
     merge: int = 1
     """Side of the square of patches that becomes one token."""
+
+    @property
+    def marker(self) -> str:
+        return self.token
+
+    @property
+    def placeholder(self) -> str:
+        return self.token
+
+    def within(self, whole: dict[str, Any]) -> Self:
+        return replace(
+            self,
+            token=read_token(whole, "image_token", self.token),
+            after_row=read_token(whole, "image_break_token", self.after_row),
+            after_image=read_token(whole, "image_end_token", self.after_image),
+        )
 
     def for_model(self, config: dict[str, Any]) -> Self:
         if not isinstance(config.get("vision_config"), dict):
@@ -111,7 +129,7 @@ class PixtralImageProcessor(ImageProcessor):
         """The text of an image, from its header."""
         height, width = self.target_size(*image_size(source), max_tokens)
         rows, columns = height // self.unit, width // self.unit
-        text = BREAK.join([self.token * columns] * rows) + END
+        text = self.after_row.join([self.token * columns] * rows) + self.after_image
         return Layout(text, runs_of(rows, columns))
 
     def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from pace.llm.processors.pixtral import PixtralImageProcessor
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.qwen_audio import Qwen3ASRAudioProcessor, Qwen3OmniAudioProcessor
 from pace.llm.processors.qwen_vl import QwenImageProcessor
-from pace.llm.processors.settings import read_section
+from pace.llm.processors.settings import read_section, read_whole_processor
 
 IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Gemma3ForConditionalGeneration": Gemma3ImageProcessor,
@@ -56,7 +57,10 @@ def load_processors(directory: Path, config: dict[str, Any]) -> Processors:
 
     Raises ValueError or NotImplementedError that names the file and field, and FileNotFoundError if a file is missing.
     """
-    return make_processors((config.get("architectures") or [""])[0], config, partial(read_section, directory))
+    found = make_processors((config.get("architectures") or [""])[0], config, partial(read_section, directory))
+    if isinstance(found.image, ImageProcessor):
+        found = replace(found, image=found.image.within(read_whole_processor(directory)))
+    return found
 
 
 def make_processors(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -174,6 +175,15 @@ class InternVLTower(ImageTower):
                 f"{config.merge}, such as S = {config.image_size}; got {tiles.dtype} {list(tiles.shape)}"
             )
         return [self._media(tile[None].contiguous()) for tile in tiles.detach().float().cpu()]
+
+    def blank(self, num_tokens: int) -> Media:
+        """An image of zeros of at most this number of tokens, or of one tile."""
+        config = self.config
+        per_side = config.patches_per_side // config.merge * config.merge
+        of_tile = (per_side // config.merge) ** 2
+        tiles, side = max(1, num_tokens // of_tile), per_side * config.patch_size
+        features = np.zeros((tiles, config.num_channels, side, side), np.float32)
+        return Media("image", features, (tiles, per_side, per_side), tiles * of_tile, b"")
 
     def _media(self, tile: Tensor) -> Media:
         features, per_side = tile.numpy(), tile.shape[-1] // self.config.patch_size

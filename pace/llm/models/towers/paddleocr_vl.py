@@ -133,6 +133,13 @@ class PaddleOCRTower(ImageTower):
         pieces = patches.detach().float().cpu().flatten(1).split([math.prod(grid) for grid in grids])
         return [self._media(piece.contiguous().numpy(), tuple(grid)) for piece, grid in zip(pieces, grids)]
 
+    def blank(self, num_tokens: int) -> Media:
+        """An image of zeros with this number of tokens, nearly a square."""
+        rows = next(rows for rows in range(math.isqrt(num_tokens), 0, -1) if num_tokens % rows == 0)
+        merge = self.config.spatial_merge_size
+        grid = 1, rows * merge, num_tokens // rows * merge
+        return Media("image", np.zeros((math.prod(grid), self.patches.matrix.k), np.float32), grid, num_tokens, b"")
+
     def _media(self, patches: np.ndarray, grid: tuple[int, int, int]) -> Media:
         digest = hashlib.sha256(f"patches {grid} {patches.shape[1]} ".encode())
         digest.update(patches)

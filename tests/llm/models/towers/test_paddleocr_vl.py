@@ -212,6 +212,13 @@ def test_rows_are_those_of_transformers(vision, tmp_path) -> None:
                 assert all(torch.equal(run_to_end(program.encode(image)), found) for image, found in zip(media, ours))
 
 
+def test_blank_images(saved) -> None:
+    runner = EagerRunner(load_model(saved[1], backends()[-1]))
+    for num_tokens, grid in ((1, (1, 2, 2)), (7, (1, 2, 14)), (12, (1, 6, 8))):
+        media = runner.towers[0].blank(num_tokens)
+        assert media.grid == grid and media.num_tokens == len(run_to_end(runner.encode(media))) == num_tokens
+
+
 def other_names(folder: Path) -> None:
     """Renames tensors from the modules' names to those of the Hub, or back."""
     from safetensors import safe_open

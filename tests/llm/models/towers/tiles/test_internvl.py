@@ -184,6 +184,19 @@ def test_every_way_to_run_it_gives_the_same_text(saved, model) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.skipif(not NATIVE, reason="needs the kernels")
+def test_packed_copies_and_quantised_weights_have_the_tower(saved, model, tmp_path) -> None:
+    inputs = inputs_of([2, 3])
+    for _ in range(2):
+        with load(saved[1], weights_cache=tmp_path) as copied:
+            assert run(copied, inputs, 5) == run(model, inputs, 5)
+    with load(saved[1], quantization="int8") as quantised, load(saved[1], dtype="bfloat16") as half:
+        assert quantised.generate(**inputs, max_new_tokens=5) and half.generate(**inputs, max_new_tokens=5)
+        tower = quantised._engine.model.towers[0]
+        assert tower.blocks[0].block.mixer.qkv.plan.layouts and not tower.patches.matrix.plan.layouts
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", OF_KIND)
 def test_all_kinds_of_text_models(kind, tmp_path) -> None:
     oracle = save_internvl(tmp_path, kind)
@@ -276,6 +289,13 @@ def test_a_prepared_image_has_the_rows_of_its_tiles(saved) -> None:
     rows = run_to_end(runner.encode(media))
     assert rows.shape == (7 * TILE_TOKENS, TEXT["hidden_size"]) and len(tiles) == 7
     assert torch.equal(rows, torch.cat([run_to_end(runner.encode(tile)) for tile in tiles]))
+
+
+def test_blank_images(saved) -> None:
+    runner = EagerRunner(load_model(saved[1], backends()[-1]))
+    for asked, num_tokens in ((1, 9), (17, 9), (50, 45)):
+        media = runner.towers[0].blank(asked)
+        assert media.num_tokens == len(run_to_end(runner.encode(media))) == num_tokens
 
 
 # -- what is refused
