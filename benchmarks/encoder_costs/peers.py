@@ -43,7 +43,7 @@ class SentenceTransformers(Runtime):
 
         torch.set_num_threads(threads)
         dtype = getattr(torch, variant)
-        self.model = SentenceTransformer(checkpoint, device="cpu", model_kwargs={"torch_dtype": dtype})
+        self.model = SentenceTransformer(checkpoint, device="cpu", model_kwargs={"dtype": dtype})
 
     def embed(self, ids: list[list[int]]) -> np.ndarray:
         return self.model.encode(as_texts(ids), show_progress_bar=False, convert_to_numpy=True)
