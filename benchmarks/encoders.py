@@ -90,8 +90,7 @@ class Contest:
                 arguments["pooling"] = self.shape.pooling
                 try:
                     if runtime == LLAMA:
-                        source = options.llama_source / "vendor" / "llama.cpp"
-                        arguments["gguf"] = str(ensure_gguf(checkpoint, source, variant))
+                        arguments["gguf"] = str(ensure_gguf(checkpoint, source_of(options.llama_source), variant))
                     worker = stack.enter_context(Worker(runtime, pythons[runtime], log=options.log, module=MODULE))
                     worker.ask("load", **arguments)
                     self.contenders.append(Contender(runtime, variant, worker))
@@ -138,6 +137,12 @@ class Contest:
         cosines = {key: float((rows * found[PACE, self.weights]).sum(1).min()) for key, rows in found.items()}
         print({" ".join(key): round(cosine, 5) for key, cosine in cosines.items()}, file=sys.stderr, flush=True)
         return min(cosines.values())
+
+
+def source_of(path: Path) -> Path:
+    """llama.cpp's source: the path itself, or the part of llama-cpp-python's archive."""
+    inner = path / "vendor" / "llama.cpp"
+    return inner if inner.is_dir() else path
 
 
 def words_of(config: dict[str, Any], lengths: list[int], seed: int) -> list[list[int]]:
@@ -216,7 +221,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "encoders", help="where models are kept")
     parser.add_argument("--peer-python", metavar="PATH", help="a python that has sentence_transformers and onnxruntime")
     parser.add_argument("--llama-python", metavar="PATH", help="a python that has llama_cpp")
-    parser.add_argument("--llama-source", type=Path, metavar="PATH", help="the unpacked archive of llama-cpp-python")
+    parser.add_argument("--llama-source", type=Path, metavar="PATH", help="llama.cpp, or the archive of llama-cpp-python")
     parser.add_argument("--log", type=Path, metavar="PATH", help="where the processes write what they log")
     page.add_into_argument(parser)
     options = parser.parse_args()
