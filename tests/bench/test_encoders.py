@@ -59,7 +59,7 @@ def test_texts_that_fill_steps():
 def test_a_plan_reads_weights_once_a_step():
     found = {plan.dtype: plan for plan in encoders.plan(SHAPES["bge-base"].config, MACHINE, 8 << 30, 128)}
     assert list(found) == ["bfloat16", "float16", "float32", "int8", "int4"]
-    assert all(plan.fits and plan.texts_per_second * plan.text_seconds > 1 for plan in found.values())
+    assert all(plan.fits and plan.texts_per_second * plan.text_seconds > 0.999 for plan in found.values())
     costs = costs_of("bge-base")
     alone = costs.seconds(1, 1, torch.float32, MACHINE)
     assert alone == pytest.approx(costs.step_weight_bytes / (0.9 * 50e9), rel=0.01), "bound by memory"
