@@ -137,7 +137,7 @@ def _from_list(items: list[Any], tokenizer: Any, encoder: PromptEncoder = NO_MED
         raise ValueError("inputs is an empty list: there is no prompt to continue; give at least one")
     if all(isinstance(item, (str, Prompt)) or is_media_prompt(item) for item in items):
         read = [_read(item, f"inputs[{index}]", tokenizer, encoder) for index, item in enumerate(items)]
-        media = [prompt.media for prompt in read] if any(prompt.places for prompt in read) else None
+        media = [prompt.media for prompt in read] if any(prompt.runs for prompt in read) else None
         return Prompts([prompt.tokens for prompt in read], None, media)
     items = [item.tolist() if _is_array(item) else item for item in items]
     if all(_is_token(item) for item in items):

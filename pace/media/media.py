@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +11,21 @@ if TYPE_CHECKING:
 
 class MediaError(ValueError):
     """An image or clip that cannot be read or exceeds a limit. Its message is a sentence without any of the data."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What takes the place of a medium's marker in the text of a prompt."""
+
+    text: str
+    """With a placeholder token for each row of the tower. Tiles and rows of an image may have other text between."""
+    runs: tuple[int, ...]
+    """Numbers of placeholders that follow each other without other text, in order."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Placeholder tokens: rows of the tower."""
+        return sum(self.runs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,16 +43,36 @@ class Media:
     digest: bytes
     """SHA-256 of the decoded pixels or samples, their size and the processor's settings. Equal digests mean equal
     features."""
+    runs: tuple[int, ...] = ()
+    """Lengths of the runs of placeholders, as in `Layout`; left out for a single run."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            object.__setattr__(self, "runs", (self.num_tokens,))
 
 
 @dataclass(frozen=True, eq=False)
 class MediaSpan:
-    """The tokens `start .. start + media.num_tokens - 1` of a prompt stand for `media`."""
+    """A run of placeholders in a prompt: the tokens `start .. end - 1` stand for rows of `media`, from `first` on. A
+    medium has one span for each of its runs."""
 
     start: int
     media: Media
+    first: int = 0
+    """The medium's row that the first token stands for."""
+    length: int = field(default=0, kw_only=True)
+    """Number of tokens; left out for all rows from `first` on."""
+
+    def __post_init__(self) -> None:
+        if not self.length:
+            object.__setattr__(self, "length", self.media.num_tokens - self.first)
 
     @property
     def end(self) -> int:
-        """Position after the last of them."""
-        return self.start + self.media.num_tokens
+        """Position after the last token."""
+        return self.start + self.length
+
+    @property
+    def is_last(self) -> bool:
+        """True for the last run of its medium."""
+        return self.first + self.length == self.media.num_tokens

@@ -95,7 +95,7 @@ class PromptReader:
         else:
             rows, param = self._texts(job.prompt), "prompt"
         if job.truncate_prompt is not None:
-            if any(row.places for row in rows):
+            if any(row.runs for row in rows):
                 raise invalid("truncate_prompt_tokens", "is not supported with images or sound; leave it out")
             rows = [Prompt(row.tokens[-job.truncate_prompt :]) for row in rows]
         for row in rows:

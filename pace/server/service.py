@@ -321,7 +321,7 @@ class Service:
                         generator.constraints.grammars, config.grammar, param
                     )
             if self.prefixes is not None and not adapter:
-                texts = [prompt.tokens for prompt in prompts if not prompt.places]
+                texts = [prompt.tokens for prompt in prompts if not prompt.runs]
                 await self.prefixes.restore(texts, joined_salt(salt, job.cache_salt))
             async with self.shared.media_workers.prepared(prompts):
                 with self.adapters.using(adapter) as adapters:

@@ -85,7 +85,7 @@ class MediaWorkers:
     async def prepared(self, prompts: list[Prompt]) -> AsyncIterator[None]:
         """Decodes the media of a request, which count until the block ends. Raises ApiError for media that cannot be
         decoded, and after the time limit."""
-        media = [medium for prompt in prompts for _, medium in prompt.places]
+        media = [medium for prompt in prompts for medium in prompt.counted]
         num_tokens, num_taken = sum(medium.num_tokens for medium in media), 0
         has_begun = threading.Event()
         try:

@@ -32,7 +32,7 @@ PROCESSOR = Qwen3OmniAudioProcessor(feature_size=128)
 
 def read(data: bytes) -> str:
     """Prepares a clip; "sound" if it is one whose tokens were counted from its header."""
-    tokens = PROCESSOR.count_tokens(data)
+    tokens = PROCESSOR.layout(data).num_tokens
     media = PROCESSOR.prepare(data)
     if media.num_tokens != tokens:
         return "FAIL: another number of tokens"

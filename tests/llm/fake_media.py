@@ -25,7 +25,7 @@ from pace.llm.loading.options import LoadOptions
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.prompts import PromptEncoder
 from pace.llm.sequence import Sequence
-from pace.media.media import Media, MediaError, MediaSpan
+from pace.media.media import Layout, Media, MediaError, MediaSpan
 
 SIDE = 8
 """Pixels of the side of a token."""
@@ -67,12 +67,16 @@ class FakeProcessor:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.token = {"image": IMAGE, "audio": AUDIO}[kind]
+        self.token = self.marker = {"image": IMAGE, "audio": AUDIO}[kind]
         self.placeholder = f"[{self.token}]"
         self.num_decoded = self.max_at_once = self.num_at_once = 0
         self.seconds = 0.0
         """Time that decoding takes."""
         self._lock = threading.Lock()
+
+    def layout(self, source: Any, max_tokens: int | None = None) -> Layout:
+        num_tokens = self.count_tokens(source, max_tokens)
+        return Layout(self.token * num_tokens, (num_tokens,))
 
     def count_tokens(self, source: Any, max_tokens: int | None = None) -> int:
         if isinstance(source, Picture) and self.kind == "image":

@@ -172,7 +172,7 @@ class Conversation:
         if not self.messages:
             return []
         prompt = self._encoded(self.messages, begin_answer=False)
-        end = min((start for start, _ in prompt.places), default=len(prompt.tokens))
+        end = min((run.start for run in prompt.runs), default=len(prompt.tokens))
         return prompt.tokens[: min(end, self.model.max_seq_len)]
 
     def _count(self, messages: list[dict]) -> int:

@@ -266,5 +266,5 @@ def tokens_of(sequence: Sequence, index: int) -> Tokens:
     tokens: Tokens = tuple(sequence.tokens[start:end])
     for placed in sequence.media:
         if placed.start < end and start < placed.end:
-            tokens += ((placed.media.digest, start - placed.start),)
+            tokens += ((placed.media.digest, start - placed.start + placed.first),)
     return tokens

@@ -113,5 +113,14 @@ class MediaEncoder:
         self.num_encoded += 1
 
 
+def whole_media_end(sequence: Sequence, start: int, end: int) -> int:
+    """The end of a chunk that has no part of a medium: `end`, or before the medium that it would cut. A chunk that
+    starts with that medium, or within it, ends after it."""
+    cut = next((placed for placed in sequence.media if placed.start < end < placed.end), None)
+    if cut is None:
+        return end
+    return cut.start if cut.start > start else cut.end
+
+
 def key_of(sequence: Sequence, media: Media) -> Key:
     return sequence.cache_salt, media.digest

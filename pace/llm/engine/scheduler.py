@@ -68,6 +68,9 @@ class Scheduler:
         self.ready: Callable[[Sequence], int] = lambda sequence: len(sequence.tokens)
         """Returns the number of first tokens of a sequence that can be computed; it waits for rows of media before the
         others."""
+        self.end_of_chunk: Callable[[Sequence, int, int], int] = lambda sequence, start, end: end
+        """Returns where a chunk of a sequence with media ends that starts at `start` and should end at `end`. It may be
+        elsewhere if a step must have whole images."""
         self._arrivals = itertools.count()
 
     def sequences(self) -> Iterator[Sequence]:
@@ -171,10 +174,12 @@ class Scheduler:
                 num_tokens = min(num_tokens, self._num_to_share(sequence) or num_tokens)
             if sequence.media:
                 num_tokens = min(num_tokens, self.ready(sequence) - start)
+                if num_tokens > 0:
+                    num_tokens = self.end_of_chunk(sequence, start, start + num_tokens) - start
             if num_tokens > 0 and sequence in self.running and self._reserve(sequence, start + num_tokens, spans):
                 spans[sequence] = span = Span(sequence, sequence.num_computed, num_tokens)
-                tokens_left -= num_tokens
-                rows_left -= span.num_rows
+                tokens_left = max(0, tokens_left - num_tokens)
+                rows_left = max(0, rows_left - span.num_rows)
         return list(spans.values())
 
     @staticmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -53,6 +53,8 @@ class BaseModelForCausalLM(Model):
     rotaries: tuple[Rotary | Temperature, ...] = ()
     """The rotations of its layers: number i makes table i of a step's angles. Empty if positions are learned."""
     layers: list[Block]
+    whole_media: bool = False
+    """True if the rows of an image see all of it. Then a step never has a part of an image."""
     final_norm: RMSNorm | LayerNorm | UnitNorm | NoNorm
     lm_head: LMHead | TiedLMHead | None
     """None for a model that only gives rows; its logits are then the rows of the final norm."""
@@ -69,6 +71,12 @@ class BaseModelForCausalLM(Model):
         self.taps: tuple[int, ...] = ()
         """Layers whose inputs a step also writes to `batch.kept`, side by side. The number of layers stands for the
         output of the last one, `FINAL_NORM` for that of the final norm. To be set before a runner is made."""
+
+    @classmethod
+    def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
+        """The class for a parsed config.json, where an architecture may have several kinds of text model. Raises
+        NotImplementedError for a kind that is not implemented."""
+        return cls
 
     # -------------------------------------------------------------------------------------------------------------
     # the engine's interface

@@ -261,6 +261,7 @@ def read_config(raw: Any, media: bool = False, embeds: bool = False) -> tuple[ty
                 raise ValueError(
                     f"config.json: architectures ({name}) and model_type ({raw['model_type']}) contradict each other"
                 )
+            other = other.variant(raw)
             config = other.Config.from_dict(raw)
             return other, config.with_media(raw) if media else config
     raise NotImplementedError(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from pace.media.media import Media, MediaSpan
+from pace.media.media import Layout, Media, MediaSpan
 from pace.naming import counted
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ class MediaProcessor(Protocol):
     placeholder: ClassVar[str]
     """Text of one medium in a prompt before its expansion, such as "<|vision_start|><|image_pad|><|vision_end|>"."""
     token: ClassVar[str]
-    """The special token in `placeholder` that is repeated for every row of the tower, such as "<|image_pad|>"."""
+    """The special token that is repeated for every row of the tower, such as "<|image_pad|>"."""
+    marker: ClassVar[str]
+    """The part of `placeholder` that the text of a `Layout` replaces; often `token`."""
 
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes and prepares one medium. `max_tokens` lowers the checkpoint's own limit.
@@ -37,14 +39,48 @@ class MediaProcessor(Protocol):
         object, and ImportError that names the extra to install."""
         ...
 
-    def count_tokens(self, source: Any, max_tokens: int | None = None) -> int:
-        """`prepare(source, max_tokens).num_tokens`, from the header and without decoding."""
+    def layout(self, source: Any, max_tokens: int | None = None) -> Layout:
+        """The text of a medium in a prompt, from the header and without decoding. Its runs are those of
+        `prepare(source, max_tokens)`."""
         ...
 
     def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
         """One or more media in the arrays of the checkpoint's processor in transformers: names, shapes, dtypes and
         bits of its `backend="pil"`."""
         ...
+
+
+class Placed(Protocol):
+    """A medium whose tokens are found in a prompt."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def runs(self) -> tuple[int, ...]: ...
+
+
+class Expanded(Placed, Protocol):
+    """A medium whose marker is replaced by a text."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def layout(self) -> Layout: ...
+
+
+AnyPlaced = TypeVar("AnyPlaced", bound=Placed)
+AnyExpanded = TypeVar("AnyExpanded", bound=Expanded)
+
+
+class Run(NamedTuple, Generic[AnyPlaced]):
+    """A run of placeholders in a prompt, as in `MediaSpan`."""
+
+    start: int
+    medium: AnyPlaced
+    first: int
+    length: int
 
 
 @dataclass(frozen=True)
@@ -83,35 +119,45 @@ class Processors:
             raise ValueError("the processor needs images=[...] or audio=[...]")
         return arrays
 
-    def expand(self, text: str, media: Sequence[Media]) -> str:
-        """The text with each placeholder token repeated as often as its medium has tokens.
+    def expand(self, text: str, media: Sequence[Expanded]) -> str:
+        """The text with each marker replaced by the text of its medium's layout.
 
-        Raises ValueError for a kind that the model does not take, and unless the text has one placeholder for each
-        medium of a kind. The text may hold more of them if a user typed one."""
+        Raises ValueError for a kind that the model does not take, and unless the text has one marker for each medium of
+        a kind. The text may hold more of them if a user typed one."""
         for medium in media:
             self.check_kind(medium.kind)
         for kind, processor in self.of_kind.items():
-            counts = [medium.num_tokens for medium in media if medium.kind == kind]
-            pieces = text.split(processor.token)
-            check_count(processor, len(pieces) - 1, len(counts))
-            text = pieces[0] + "".join(processor.token * count + piece for count, piece in zip(counts, pieces[1:]))
+            texts = [medium.layout.text for medium in media if medium.kind == kind]
+            pieces = text.split(processor.marker)
+            check_count(processor, len(pieces) - 1, len(texts))
+            text = pieces[0] + "".join(own + piece for own, piece in zip(texts, pieces[1:]))
         return text
 
-    def locate(self, tokens: Sequence[int], media: Sequence[Media], token_ids: Mapping[str, int]) -> list[MediaSpan]:
+    def locate(
+        self, tokens: Sequence[int], media: Sequence[AnyExpanded], token_ids: Mapping[str, int]
+    ) -> list[Run[AnyExpanded]]:
         """Finds the tokens of each medium in the ids of an expanded text, in order of their places. `token_ids` has the
-        id of each kind's placeholder token. Raises what `place_media` raises."""
-        spans: list[MediaSpan] = []
+        id of each kind's placeholder token. Raises what `find_runs` raises."""
+        runs: list[Run[AnyExpanded]] = []
         for kind, processor in self.of_kind.items():
             own = [medium for medium in media if medium.kind == kind]
-            spans += place_media([tokens], own, token_ids[kind], kind, processor.token)[0]
-        return sorted(spans, key=lambda span: span.start)
+            runs += find_runs([tokens], own, token_ids[kind], kind, processor.token)[0]
+        return sorted(runs, key=lambda run: run.start)
 
 
 def place_media(
-    rows: Sequence[Sequence[int]], media: Sequence[Media], placeholder: int, kind: str, name: str = ""
+    rows: Sequence[Sequence[int]], media: Sequence[Media], placeholder: int, kind: str
 ) -> list[list[MediaSpan]]:
+    """Finds the media of one kind in rows of tokens. Raises what `find_runs` raises."""
+    found = find_runs(rows, media, placeholder, kind)
+    return [[MediaSpan(run.start, run.medium, run.first, length=run.length) for run in row] for row in found]
+
+
+def find_runs(
+    rows: Sequence[Sequence[int]], media: Sequence[AnyPlaced], placeholder: int, kind: str, name: str = ""
+) -> list[list[Run[AnyPlaced]]]:
     """Finds the media of one kind in rows of tokens: the runs of `placeholder`, in order. `name` is its text, for
-    errors. Raises ValueError unless the media need this number of placeholders, without a gap within one."""
+    errors. Raises ValueError unless the media need this number of placeholders, without a gap within a run."""
     name = name or f"of id {placeholder}"
     places = [(index, at) for index, row in enumerate(rows) for at, token in enumerate(row) if token == placeholder]
     needed = sum(medium.num_tokens for medium in media)
@@ -121,24 +167,28 @@ def place_media(
             f"{prompts} {counted(len(places), 'token')} {name}, but {counted(len(media), SINGLE[kind])} must have "
             f"{needed}; a prompt may not have this token otherwise"
         )
-    found: list[list[MediaSpan]] = [[] for _ in rows]
-    first = 0
+    found: list[list[Run[AnyPlaced]]] = [[] for _ in rows]
+    next_place = 0
     for number, medium in enumerate(media):
-        (row, start), last = places[first], places[first + medium.num_tokens - 1]
-        if last != (row, start + medium.num_tokens - 1):
-            raise ValueError(
-                f"{SINGLE[kind]} {number} needs {counted(medium.num_tokens, 'token')} {name} in a row; those from "
-                f"token {start} of prompt {row} on have others between them"
-            )
-        found[row].append(MediaSpan(start, medium))
-        first += medium.num_tokens
+        first = 0
+        home = places[next_place][0]
+        for length in medium.runs:
+            (row, start), last = places[next_place], places[next_place + length - 1]
+            if row != home or last != (row, start + length - 1):
+                raise ValueError(
+                    f"{SINGLE[kind]} {number} needs {counted(length, 'token')} {name} in a row; those from token "
+                    f"{start} of prompt {row} on have others between them"
+                )
+            found[row].append(Run(start, medium, first, length))
+            first += length
+            next_place += length
     return found
 
 
 def check_count(processor: MediaProcessor, found: int, given: int) -> None:
     if found != given:
         raise ValueError(
-            f"the prompt has {counted(found, 'placeholder')} {processor.token} for "
+            f"the prompt has {counted(found, 'placeholder')} {processor.marker} for "
             f"{counted(given, SINGLE[processor.kind])}; it needs one for each, and the text may not hold "
-            f"{processor.token} otherwise"
+            f"{processor.marker} otherwise"
         )

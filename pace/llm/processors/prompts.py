@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pace.llm.processors.processor import NOUNS, MediaProcessor, Processors
-from pace.media.media import Media, MediaError, MediaSpan
+from pace.llm.processors.processor import NOUNS, MediaProcessor, Processors, Run
+from pace.media.media import Layout, Media, MediaError, MediaSpan
 
 LOW_DETAIL_TOKENS = 256
 """Maximum tokens of an image with `detail` "low"."""
@@ -44,7 +44,7 @@ class CountedMedia:
     part: MediaPart
     processor: MediaProcessor
     max_tokens: int | None
-    num_tokens: int
+    layout: Layout
     _prepared: list[Media] = field(default_factory=list, init=False, repr=False)
 
     @property
@@ -52,12 +52,20 @@ class CountedMedia:
         return self.part.kind
 
     @property
+    def num_tokens(self) -> int:
+        return self.layout.num_tokens
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        return self.layout.runs
+
+    @property
     def prepared(self) -> Media:
         """The medium, decoded when this is first asked for. Raises MediaPartError, TypeError, OSError."""
         if not self._prepared:  # a cached_property of Python 3.11 decodes one medium of the process at a time
             with _errors_of(self.part):
                 media = self.processor.prepare(self.part.source, self.max_tokens)
-                if media.num_tokens != self.num_tokens:
+                if media.runs != self.runs:
                     raise MediaError(f"it has {media.num_tokens} tokens, and its header said {self.num_tokens}")
             self._prepared.append(media)
         return self._prepared[0]
@@ -68,14 +76,19 @@ class Prompt:
     """Token ids of a prompt, and the media among them."""
 
     tokens: list[int]
-    places: tuple[tuple[int, CountedMedia], ...] = ()
-    """Each medium with the position of its first placeholder, in order of positions."""
+    runs: tuple[Run[CountedMedia], ...] = ()
+    """The runs of placeholders, in order of positions."""
+
+    @property
+    def counted(self) -> list[CountedMedia]:
+        """The media, in order of positions."""
+        return [run.medium for run in self.runs if not run.first]
 
     @property
     def media(self) -> tuple[MediaSpan, ...]:
         """The prepared media. Decodes those that no call has decoded yet, and raises what `CountedMedia.prepared`
         raises."""
-        return tuple(MediaSpan(start, medium.prepared) for start, medium in self.places)
+        return tuple(MediaSpan(run.start, run.medium.prepared, run.first, length=run.length) for run in self.runs)
 
 
 class PromptEncoder:
@@ -102,17 +115,18 @@ class PromptEncoder:
         self._ids = {kind: _id_of(one.token, tokenizer) for kind, one in processors.of_kind.items()}
 
     def encode(self, text: str, parts: Sequence[MediaPart], tokenizer: Any, add_special_tokens: bool = True) -> Prompt:
-        """Returns the tokens of a text, with the placeholder of each medium expanded. Sizes come from headers: nothing
-        is decoded.
+        """Returns the tokens of a text, with the marker of each medium expanded. Sizes come from headers: nothing is
+        decoded.
 
-        The text must have one placeholder for each medium, those of a kind in the order of `parts`. Raises ValueError
+        The text must have one marker for each medium, those of a kind in the order of `parts`. Raises ValueError
         for another number of them, since a user may have typed one. Raises MediaPartError, TypeError and OSError for
         media that cannot be read."""
         media = [self._count(part) for part in parts]
         text = self.all.expand(text, media)
         tokens = list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
-        spans = self.all.locate(tokens, media, self._ids) if media else []
-        return Prompt(tokens, tuple((span.start, span.media) for span in spans))
+        if not media and all(number not in tokens for number in self._ids.values()):
+            return Prompt(tokens)
+        return Prompt(tokens, tuple(self.all.locate(tokens, media, self._ids)))
 
     def check_ids(self, tokens: Iterable[int]) -> None:
         """Raises ValueError for placeholders in a prompt of token ids, where they would have no media."""
@@ -137,7 +151,7 @@ class PromptEncoder:
             limits = [self.max_image_tokens, LOW_DETAIL_TOKENS if part.detail == "low" else None]
             max_tokens = min((limit for limit in limits if limit is not None), default=None)
         with _errors_of(part):
-            return CountedMedia(part, processor, max_tokens, processor.count_tokens(part.source, max_tokens))
+            return CountedMedia(part, processor, max_tokens, processor.layout(part.source, max_tokens))
 
 
 NO_MEDIA = PromptEncoder()

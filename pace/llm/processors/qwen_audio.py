@@ -13,7 +13,7 @@ import numpy as np
 
 from pace.llm.models.model_config import count
 from pace.llm.processors.settings import read_settings
-from pace.media.media import Media, MediaError
+from pace.media.media import Layout, Media, MediaError
 from pace.media.mel import SAMPLING_RATE, log_mel
 from pace.media.sound import SoundSource, open_sound
 from pace.naming import counted, shown
@@ -47,6 +47,7 @@ class Qwen3OmniAudioProcessor:
 
     kind: ClassVar[str] = "audio"
     token: ClassVar[str] = "<|audio_pad|>"
+    marker: ClassVar[str] = token
     placeholder: ClassVar[str] = "<|audio_start|><|audio_pad|><|audio_end|>"
     mask: ClassVar[str] = "feature_attention_mask"
     """Name of the array that says which frames are there."""
@@ -75,9 +76,10 @@ class Qwen3OmniAudioProcessor:
                 f"have {self.feature_size}"
             )
 
-    def count_tokens(self, source: SoundSource, max_tokens: int | None = None) -> int:
-        """Tokens of a clip, from its header alone. Raises as `prepare`."""
-        return self._tokens(open_sound(source, SAMPLING_RATE).num_samples(SAMPLING_RATE), max_tokens)
+    def layout(self, source: SoundSource, max_tokens: int | None = None) -> Layout:
+        """The placeholders of a clip, from its header alone. Raises as `prepare`."""
+        num_tokens = self._tokens(open_sound(source, SAMPLING_RATE).num_samples(SAMPLING_RATE), max_tokens)
+        return Layout(self.token * num_tokens, (num_tokens,))
 
     def prepare(self, source: SoundSource, max_tokens: int | None = None) -> Media:
         """Decodes a clip and returns its features. An array without a sampling rate has 16 kHz. Raises MediaError for a

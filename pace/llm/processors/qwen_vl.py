@@ -17,7 +17,7 @@ import numpy as np
 from pace.llm.models.model_config import count, declared, number, read_number
 from pace.llm.processors.settings import read_settings
 from pace.media.images import image_size, load_rgb, open_source
-from pace.media.media import Media, MediaError
+from pace.media.media import Layout, Media, MediaError
 from pace.media.patches import level_table, make_patches, resize
 from pace.naming import counted, shown
 
@@ -71,6 +71,7 @@ class QwenImageProcessor:
 
     kind: ClassVar[str] = "image"
     token: ClassVar[str] = "<|image_pad|>"
+    marker: ClassVar[str] = token
     placeholder: ClassVar[str] = "<|vision_start|><|image_pad|><|vision_end|>"
 
     patch_size: int = count(14, 256)
@@ -136,9 +137,10 @@ class QwenImageProcessor:
             digest=digest.digest(),
         )
 
-    def count_tokens(self, source: Any, max_tokens: int | None = None) -> int:
-        """Tokens of an image, from its header."""
-        return self.tokens_of(self.target_size(*image_size(source), max_tokens))
+    def layout(self, source: Any, max_tokens: int | None = None) -> Layout:
+        """The placeholders of an image, from its header."""
+        num_tokens = self.tokens_of(self.target_size(*image_size(source), max_tokens))
+        return Layout(self.token * num_tokens, (num_tokens,))
 
     def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
         """`pixel_values` float32 `[sum of N, K]` and `image_grid_thw` int64 `[images, 3]`."""

@@ -118,14 +118,16 @@ class BatchBuilder:
     ) -> ForwardBatch:
         """The batch, with the rows of the media that spans overlap, and the positions of their tokens. Rows of a tower
         end with zeros if another tower has wider ones."""
-        rows, places, positions, first = [], [], [], 0
+        rows, places, positions, seen, first = [], [], [], {}, 0
         for span in spans:
             start, end, media = span.start, span.end, span.sequence.media
             for placed in media:
                 begin, stop = max(start, placed.start), min(end, placed.end)
                 if begin < stop:
-                    rows.append(rows_of(span.sequence, placed.media)[begin - placed.start : stop - placed.start])
+                    row = begin - placed.start + placed.first
+                    rows.append(rows_of(span.sequence, placed.media)[row : row + stop - begin])
                     places.append(np.arange(begin, stop) + first - start)
+                    seen[first + begin - start, first + stop - start] = placed.end - 1
             positions.append(self._model.angle_positions(media, start, end))
             first += end - start
         changes: dict[str, Any] = {}
@@ -135,6 +137,15 @@ class BatchBuilder:
             changes["given"] = GivenRows(torch.cat(padded), torch.from_numpy(np.concatenate(places)))
         if positions[0] is not None:
             changes["angle_positions"] = torch.from_numpy(np.concatenate(positions, 1))
+        if seen and self._model.whole_media:
+            newest = batch.positions.to(torch.int32)
+            for (begin, stop), last in seen.items():
+                newest[begin:stop] = last
+            batch = replace(
+                batch,
+                spans=replace(batch.spans, newest=newest),
+                others=tuple(replace(other, spans=replace(other.spans, newest=newest)) for other in batch.others),
+            )
         others = tuple(replace(other, **changes) for other in batch.others)
         return replace(batch, **changes, others=others)
 

@@ -86,6 +86,11 @@ class ModelRunner(ABC):
         return self.model.kept_width
 
     @property
+    def whole_media(self) -> bool:
+        """True if the rows of an image see all of it, and a step must have whole images."""
+        return bool(self.model.towers) and self.model.whole_media
+
+    @property
     def towers(self) -> list[Tower]:
         return self.model.towers
 

@@ -45,7 +45,7 @@ def test_the_answer_about_drawn_pictures_and_a_clip(tmp_path, clip):
         for name, array in seen.items():
             assert np.array_equal(arrays[name], array), name
         counts = [int(grid.prod()) // MERGE**2 for grid in seen["image_grid_thw"]]
-        heard = model.generator.encoder.processors["audio"].count_tokens(clip())
+        heard = model.generator.encoder.processors["audio"].layout(clip()).num_tokens
         text = "".join(PLACEHOLDER.replace(TOKEN, TOKEN * count) for count in counts)
         text += SOUND_PLACEHOLDER.replace(SOUND_TOKEN, SOUND_TOKEN * heard) + QUESTION
         ids = torch.tensor([model.tokenizer(f"<|im_start|>user {text}<|im_end|><|im_start|>assistant ")["input_ids"]])

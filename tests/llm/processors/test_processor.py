@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from pace.llm.processors.processor import Processors
+from pace.llm.processors.processor import Processors, find_runs
 from pace.llm.processors.qwen_vl import QwenImageProcessor
-from pace.media.media import Media
+from pace.media.media import Layout
 from tests.media.samples import draw
 
 PAD, CLIP = "<|image_pad|>", "<|audio_pad|>"
@@ -21,11 +22,23 @@ IDS = {"image": 3, "audio": 7}
 class Clips:
     """Processor of sound that only has its names."""
 
-    kind, token, placeholder = "audio", CLIP, f"<|audio_start|>{CLIP}<|audio_end|>"
+    kind, token, marker, placeholder = "audio", CLIP, CLIP, f"<|audio_start|>{CLIP}<|audio_end|>"
 
 
-def medium(kind: str, num_tokens: int) -> Media:
-    return Media(kind, np.zeros(0, np.float32), None, num_tokens, bytes(32))
+@dataclass(eq=False)
+class Sized:
+    """A medium without features."""
+
+    kind: str
+    layout: Layout
+
+    num_tokens = property(lambda self: self.layout.num_tokens)
+    runs = property(lambda self: self.layout.runs)
+
+
+def medium(kind: str, *runs: int, between: str = "") -> Sized:
+    token = {"image": PAD, "audio": CLIP}[kind]
+    return Sized(kind, Layout(between.join(token * run for run in runs), runs))
 
 
 @pytest.fixture
@@ -46,13 +59,34 @@ def test_each_placeholder_gets_its_tokens_and_is_found_again(processors):
     text = processors.expand(f"a {PAD}{PAD} b {CLIP}\n<|vision_start|>{PAD}<|vision_end|>", media)
     assert text == f"a {PAD * 3}{PAD} b {CLIP * 2}\n<|vision_start|>{PAD * 4}<|vision_end|>"
     tokens = encode(text)
-    spans = processors.locate(tokens, media, IDS)
-    assert [span.media for span in spans] == media
-    for span in spans:
-        end = span.start + span.media.num_tokens
-        assert set(tokens[span.start : end]) == {IDS[span.media.kind]}
-    assert [span.start for span in spans] == [2, 5, 9, 28]
+    found = processors.locate(tokens, media, IDS)
+    assert [run.medium for run in found] == media
+    for run in found:
+        assert set(tokens[run.start : run.start + run.length]) == {IDS[run.medium.kind]}
+    assert [run.start for run in found] == [2, 5, 9, 28]
     assert processors.expand("no media", []) == "no media" and processors.locate([0, 1], [], IDS) == []
+
+
+def test_an_image_may_have_other_text_between_its_rows(processors):
+    media = [medium("image", 2, 1, between="-"), medium("image", 3, 3, between="<c>")]
+    text = processors.expand(f"{PAD}{PAD}.", media)
+    assert text == f"{PAD}{PAD}-{PAD}{PAD * 3}<c>{PAD * 3}."
+    found = processors.locate(encode(text), media, IDS)
+    assert [(run.start, run.medium, run.first, run.length) for run in found] == [
+        (0, media[0], 0, 2),
+        (3, media[0], 2, 1),
+        (4, media[1], 0, 3),
+        (8, media[1], 3, 3),
+    ]
+    with pytest.raises(ValueError, match=re.escape("image 0 needs 2 tokens")):
+        processors.locate([3, 0, 3, 3], [medium("image", 2, 1)], IDS)
+
+
+def test_the_runs_of_an_image_are_in_one_prompt():
+    two = medium("image", 2, 1)
+    assert [len(row) for row in find_runs([[3, 3, 0, 3], [0]], [two], 3, "image")] == [2, 0]
+    with pytest.raises(ValueError, match="others between them"):
+        find_runs([[3, 3], [3]], [two], 3, "image")
 
 
 @pytest.mark.parametrize(

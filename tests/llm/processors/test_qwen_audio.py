@@ -56,7 +56,7 @@ def test_each_clip_has_the_bits_of_the_oracle(kind):
             assert found[name].dtype == value.numpy().dtype, name
             np.testing.assert_array_equal(found[name], value.numpy(), err_msg=f"{name} of {length} samples")
         assert replacements == [processor.token * media.num_tokens]
-        assert processor.count_tokens(samples) == media.num_tokens
+        assert processor.layout(samples).num_tokens == media.num_tokens
 
 
 @pytest.mark.parametrize("kind", PROCESSORS)
@@ -97,14 +97,14 @@ def test_files_and_arrays_of_one_clip_are_one_medium():
 def test_tokens_are_limited_and_counted_from_the_header():
     processor = Qwen3ASRAudioProcessor.from_dict(ASR_SETTINGS)
     clip = wav(speech(3, 8000).astype("<f4"), 3, rate=8000, bits=32)
-    assert processor.count_tokens(clip) == processor.prepare(clip, max_tokens=39).num_tokens == 39
-    for call in (processor.prepare, processor.count_tokens):
+    assert processor.layout(clip).num_tokens == processor.prepare(clip, max_tokens=39).num_tokens == 39
+    for call in (processor.prepare, processor.layout):
         with pytest.raises(MediaError, match="needs 39 tokens; at most 38"):
             call(clip, max_tokens=38)
     claims_more = bytearray(clip)
     claims_more[-1:] = b""
     with pytest.raises(MediaError):
-        processor.count_tokens(bytes(claims_more))
+        processor.layout(bytes(claims_more))
 
 
 def test_short_clips():

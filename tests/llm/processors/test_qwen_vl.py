@@ -102,7 +102,7 @@ def test_a_file_is_turned_as_transformers_turns_it(tmp_path):
         path = tmp_path / "image.jpg"
         draw(90, 50).save(path, exif=exif)
         assert_equal(arrays(ours, path), reference([str(path)], return_tensors="np"))
-        assert ours.count_tokens(path) == ours.prepare(path).num_tokens == 6
+        assert ours.layout(path).num_tokens == ours.prepare(path).num_tokens == 6
 
 
 def test_a_batch_is_its_images_one_after_another():
@@ -129,7 +129,7 @@ def test_tokens_are_counted_from_the_size(name):
     ours, reference = QwenImageProcessor.from_dict(SETTINGS[name]), Qwen2VLImageProcessorPil(**SETTINGS[name])
     for height, width in random_sizes(2000):
         patches = reference.get_number_of_image_patches(height, width)
-        assert ours.count_tokens(Shape(height, width)) == patches // ours.merge_size**2, (height, width)
+        assert ours.layout(Shape(height, width)).num_tokens == patches // ours.merge_size**2, (height, width)
 
 
 def test_a_limit_of_tokens_lowers_the_largest_area():
@@ -137,7 +137,7 @@ def test_a_limit_of_tokens_lowers_the_largest_area():
     for limit in (200, 256, 1280, 10**6):
         largest = min(ours.max_pixels, limit * ours.factor**2)
         for height, width in random_sizes(1000):
-            tokens = ours.count_tokens(Shape(height, width), limit)
+            tokens = ours.layout(Shape(height, width), limit).num_tokens
             kwargs = {"min_pixels": ours.min_pixels, "max_pixels": largest}
             assert tokens == reference.get_number_of_image_patches(height, width, kwargs) // 4 <= limit
     image = draw(640, 480)
@@ -145,16 +145,16 @@ def test_a_limit_of_tokens_lowers_the_largest_area():
     media = ours.prepare(image, 70)
     assert media.num_tokens == 63
     assert_equal(ours.arrays([media]), reference(image, size=size, return_tensors="np"))
-    assert ours.count_tokens(draw(99, 99), 5) == 4, "a limit below the smallest area counts"
+    assert ours.layout(draw(99, 99), 5).num_tokens == 4, "a limit below the smallest area counts"
     with pytest.raises(MediaError, match="600 x 3 pixels needs 15 tokens, but may only have 1 token"):
         ours.prepare(draw(600, 3), 1)
     with pytest.raises(ValueError, match="max_tokens must be at least 1; got 0"):
-        ours.count_tokens(image, 0)
+        ours.layout(image, 0)
 
 
 def test_long_and_thin_images_are_refused_as_transformers_does():
     ours, reference = QwenImageProcessor.from_dict({}), Qwen2VLImageProcessorPil()
-    assert ours.count_tokens(draw(2, 400)) == reference.get_number_of_image_patches(400, 2) // 4
+    assert ours.layout(draw(2, 400)).num_tokens == reference.get_number_of_image_patches(400, 2) // 4
     for size in ((2, 401), (401, 2)):
         with pytest.raises(MediaError, match=f"too long and thin: {size[0]} x {size[1]} pixels"):
             ours.prepare(draw(*size))

@@ -14,15 +14,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from pace.batch import ForwardBatch
 from pace.llm.layers import RopeConfig
-from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3Config, Qwen3ForCausalLM
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, number, token_ids
 from pace.llm.models.rope_config import read_rope
+from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id
 from pace.llm.models.towers.qwen_vision import (
     Qwen2_5VisionTower,
     Qwen2VisionTower,
@@ -37,7 +35,7 @@ from pace.llm.models.towers.qwen_vision_config import (
 )
 from pace.media.media import MediaSpan
 from pace.naming import shown
-from pace.ops.protocol import ForwardOps, Ops
+from pace.ops.protocol import Ops
 
 logger = logging.getLogger("pace")
 
@@ -75,13 +73,11 @@ def text_rope(
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeesImagesConfig:
+class SeesImagesConfig(TakesMediaConfig):
     """Fields about images, in addition to those of the text model."""
 
     vision: QwenVisionConfig | None = None
-    """The tower; None for text alone."""
     image_token_id: int = 151655
-    """Id of the token that stands for a row of an image."""
 
     beside_text: ClassVar[frozenset[str]] = BESIDE_TEXT
     Vision: ClassVar[type[QwenVisionConfig]]
@@ -89,21 +85,15 @@ class SeesImagesConfig:
     alternates: ClassVar[bool]
     """True if frequencies of time, height and width alternate."""
 
-    def with_media(self, raw: dict[str, Any]) -> Any:
-        if raw.get("vision_config") is None:
-            return self
-        try:
-            vision, placeholder = self.Vision.read(raw["vision_config"]), raw.get("image_token_id", 151655)
-            if type(placeholder) is not int or placeholder < 0:
-                raise ValueError(f"config.json: image_token_id must be a token's id; got {shown(placeholder)}")
-            if vision.out_hidden_size != self.hidden_size:
-                raise ValueError(
-                    f"config.json: vision_config.out_hidden_size must be the text's hidden_size, {self.hidden_size}; "
-                    f"got {vision.out_hidden_size}"
-                )
-            rope = dataclasses.replace(self.rope, sections=self.read_sections(raw), alternates=self.alternates)
-        except (ValueError, NotImplementedError) as error:
-            raise type(error)(f"{error}; media=False loads the text model alone") from None
+    def read_media(self, raw: dict[str, Any]) -> Any:
+        vision = self.Vision.read(raw["vision_config"])
+        if vision.out_hidden_size != self.hidden_size:
+            raise ValueError(
+                f"config.json: vision_config.out_hidden_size must be the text's hidden_size, {self.hidden_size}; got "
+                f"{vision.out_hidden_size}"
+            )
+        rope = dataclasses.replace(self.rope, sections=self.read_sections(raw), alternates=self.alternates)
+        placeholder = read_token_id(raw, ("image_token_id",), 151655)
         return dataclasses.replace(self, vision=vision, image_token_id=placeholder, rope=rope)
 
     def read_sections(self, raw: dict[str, Any]) -> tuple[int, int, int]:
@@ -131,10 +121,8 @@ class SeesImagesConfig:
         return tuple(sections)
 
 
-class SeesImages(BaseModelForCausalLM):
-    """A text model whose prompts may have images. Rows of an image take the place of the embeddings of its
-    placeholders. Further columns of the rows are added to the outputs of the first layers (deepstack). Rows of sound
-    have zeros there."""
+class SeesImages(TakesMedia):
+    """A text model that takes images, with three positions for each token."""
 
     text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES
     other_parts = OTHER_PARTS
@@ -144,20 +132,6 @@ class SeesImages(BaseModelForCausalLM):
         super().__init__(config, dtype, ops)
         if config.vision is not None:
             self.towers = [self.Tower(config.vision, config.image_token_id)]
-
-    def embed(self, ops: ForwardOps, batch: ForwardBatch) -> Tensor:
-        x = super().embed(ops, batch)
-        self._place(ops, batch, x, 0, add=False)
-        return x
-
-    def after_layer(self, ops: ForwardOps, batch: ForwardBatch, x: Tensor, index: int) -> None:
-        self._place(ops, batch, x, index + 1, add=True)
-
-    def _place(self, ops: ForwardOps, batch: ForwardBatch, x: Tensor, part: int, add: bool) -> None:
-        """Places part `part` of the columns of given rows in x, if the tower has it and rows are given."""
-        size = self.config.hidden_size
-        if batch.given is not None and size * part < max((tower.width for tower in self.towers), default=0):
-            ops.place_rows_(x, batch.given.rows[:, size * part : size * (part + 1)], batch.given.at, add)
 
     def angle_positions(self, media: Sequence[MediaSpan], start: int, end: int) -> np.ndarray:
         positions = np.tile(np.arange(start, end), (3, 1))

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from pace.batch import ForwardBatch, Positions
-from pace.llm.layers import Attention, Block, LayerNorm, Linear, NoRotary, PlainMLP, TensorSource
+from pace.llm.layers import Attention, Block, FloatLinear, LayerNorm, Linear, NoRotary, PlainMLP, TensorSource
 from pace.llm.layers.rotary import Angles
 from pace.llm.layers.weight_target import Piece
 from pace.llm.models.model_config import MAX_LAYERS, activation, checked_head_dim, count, declared, read_declared
-from pace.llm.models.towers.tower import FloatLinear, RunSlice, Slice, Tower, rows_batch, with_rows
+from pace.llm.models.towers.tower import RunSlice, Slice, Tower, rows_batch, with_rows
 from pace.llm.models.whole_spans import scratch
 from pace.llm.processors.qwen_audio import CHUNK, CHUNK_TOKENS, num_tokens
 from pace.media.media import Media

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pace.batch import ForwardBatch
 from pace.llm.layers import (
     Attention,
     Block,
@@ -35,23 +34,16 @@ from pace.llm.layers import (
     Vectors,
 )
 from pace.llm.layers.rotary import Angles
+from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock
 from pace.llm.models.towers.qwen_vision_config import (
     Qwen2_5VisionConfig,
     Qwen2VisionConfig,
     Qwen3VisionConfig,
     QwenVisionConfig,
 )
-from pace.llm.models.towers.tower import (
-    FloatLinear,
-    RunSlice,
-    Slice,
-    Tower,
-    rows_batch,
-    with_rows,
-)
+from pace.llm.models.towers.tower import RunSlice, Tower, rows_batch, with_rows
 from pace.llm.models.whole_spans import scratch
 from pace.media.media import Media
-from pace.ops.protocol import ForwardOps
 
 Grid = tuple[int, int, int]
 """Frames, rows and columns of patches."""
@@ -60,64 +52,10 @@ EPS = 1e-6
 """Added to the variance in all norms; it is not in the config."""
 
 
-class PatchEmbedding(Slice):
-    """Rows of patches, and rows of positions that are added; without `positions`, only the former. Given rows are both,
-    one after the other."""
-
-    def __init__(self, name: str, config: QwenVisionConfig, bias: bool, positions: bool):
-        shape = config.hidden_size, *config.patch_shape
-        self.matrix = FloatLinear({name: TensorSource(shape, joined=True)}, math.prod(config.patch_shape), bias)
-        self.positions = positions
-
-    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
-        rows, k = batch.given.rows, self.matrix.k
-        positions = ops.given_rows(rows[:, k : k + self.matrix.n]) if self.positions else None
-        return self.matrix(ops, ops.given_rows(rows[:, :k]), residual=positions)
-
-
-class VisionBlock(Slice):
-    """A block whose rows see the others of their span: in group 0 those of a frame, in group 1 those of a window."""
-
-    def __init__(self, block: Block, config: QwenVisionConfig, group: int, num_groups: int):
-        self.block = block
-        self.size = config.hidden_size
-        self.group = group
-        self.caches = (config.cache,) * num_groups
-        self.angle_halves = (config.head_dim // 2,)
-
-    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
-        kv = batch.kv[self.group]
-        return self.block(ops, ops.given_rows(batch.given.rows[:, : self.size]), angles, batch.of_layer(kv), kv)
-
-
-class PatchNorm(Slice):
-    """The norm of each patch before patches are merged."""
-
-    def __init__(self, norm: LayerNorm | RMSNorm, size: int):
-        self.norm = norm
-        self.size = size
-
-    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
-        return self.norm(ops, ops.given_rows(batch.given.rows[:, : self.size]))
-
-
-class MergedMLP(Slice):
-    """Rows for the text model of merged patches: `fc2(gelu(fc1(norm(x))))`."""
-
-    def __init__(self, norm: LayerNorm | NoNorm, first: str, second: str, config: QwenVisionConfig):
-        self.size = size = config.merged_size
-        self.norm = norm
-        first_matrix = FloatLinear({first: size}, size, True)
-        self.mlp = PlainMLP(first_matrix, FloatLinear({second: config.out_hidden_size}, size, True), "gelu")
-
-    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
-        return self.mlp(ops, self.norm(ops, ops.given_rows(batch.given.rows[:, : self.size])))
-
-
 class Merger(Layer):
     """Merges patches into rows for the text model. The norm is of each patch, or of all that are merged."""
 
-    def __init__(self, patch_norm: PatchNorm | None, mlp: MergedMLP):
+    def __init__(self, patch_norm: RowNorm | None, mlp: RowMLP):
         self.patch_norm = patch_norm
         self.mlp = mlp
 
@@ -143,9 +81,18 @@ class QwenVisionTower(Tower):
         # The first half of a head's pairs turns with the row, the other with the column.
         self.rotary = Rotary(RopeConfig("default", config.rope_parameters, config.head_dim // 2, 2))
         name = "visual.patch_embed.proj"
-        self.patches = PatchEmbedding(name, config, bias=adds_positions, positions=adds_positions)
+        self.patches = PatchEmbedding(
+            name, config.hidden_size, config.patch_shape, bias=adds_positions, positions=adds_positions
+        )
         self.blocks = [
-            VisionBlock(self.make_block(f"visual.blocks.{index}"), config, self.group_of(index), self.num_groups)
+            VisionBlock(
+                self.make_block(f"visual.blocks.{index}"),
+                config.hidden_size,
+                config.cache,
+                config.head_dim // 2,
+                self.group_of(index),
+                self.num_groups,
+            )
             for index in range(config.depth)
         ]
         self.merger = self.make_merger("visual.merger")
@@ -292,8 +239,8 @@ class Qwen3VisionTower(QwenVisionTower):
         norm = LayerNorm(f"{name}.norm", config.merged_size if norm_joined else config.hidden_size, EPS)
         names = f"{name}.linear_fc1", f"{name}.linear_fc2"
         if norm_joined:
-            return Merger(None, MergedMLP(norm, *names, config))
-        return Merger(PatchNorm(norm, config.hidden_size), MergedMLP(NoNorm(), *names, config))
+            return Merger(None, merged_mlp(norm, *names, config))
+        return Merger(RowNorm(norm, config.hidden_size), merged_mlp(NoNorm(), *names, config))
 
     def positions_of(self, grid: Grid) -> Tensor:
         side = math.isqrt(self.config.num_position_embeddings)
@@ -327,8 +274,8 @@ class Qwen2VisionTower(QwenVisionTower):
 
     def make_merger(self, name: str) -> Merger:
         config = self.config
-        norm = PatchNorm(LayerNorm(f"{name}.ln_q", config.hidden_size, EPS), config.hidden_size)
-        return Merger(norm, MergedMLP(NoNorm(), f"{name}.mlp.0", f"{name}.mlp.2", config))
+        norm = RowNorm(LayerNorm(f"{name}.ln_q", config.hidden_size, EPS), config.hidden_size)
+        return Merger(norm, merged_mlp(NoNorm(), f"{name}.mlp.0", f"{name}.mlp.2", config))
 
 
 class Qwen2_5VisionTower(QwenVisionTower):
@@ -355,8 +302,8 @@ class Qwen2_5VisionTower(QwenVisionTower):
 
     def make_merger(self, name: str) -> Merger:
         config = self.config
-        norm = PatchNorm(RMSNorm(f"{name}.ln_q", config.hidden_size, EPS), config.hidden_size)
-        return Merger(norm, MergedMLP(NoNorm(), f"{name}.mlp.0", f"{name}.mlp.2", config))
+        norm = RowNorm(RMSNorm(f"{name}.ln_q", config.hidden_size, EPS), config.hidden_size)
+        return Merger(norm, merged_mlp(NoNorm(), f"{name}.mlp.0", f"{name}.mlp.2", config))
 
     def group_of(self, block: int) -> int:
         return 0 if block in self.config.fullatt_block_indexes else 1
@@ -374,6 +321,12 @@ class Qwen2_5VisionTower(QwenVisionTower):
             for column in range(0, columns, side)
         ]
         return torch.cat(windows), [len(window) * merge**2 for window in windows]
+
+
+def merged_mlp(norm: LayerNorm | NoNorm, first: str, second: str, config: QwenVisionConfig) -> RowMLP:
+    """Rows for the text model of merged patches."""
+    size = config.merged_size
+    return RowMLP(norm, {first: size}, {second: config.out_hidden_size}, size, "gelu")
 
 
 def plain_block(name: str, first: str, second: str, config: QwenVisionConfig, rotary: Rotary) -> Block:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch, GivenRows, LayerBlocks, LayerCache
-from pace.llm.layers import Layer, Linear
+from pace.llm.layers import Layer
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.whole_spans import whole_spans
 from pace.media.media import Media
@@ -35,12 +35,6 @@ class Slice(Layer):
 
 RunSlice = Callable[[Slice, ForwardBatch, Angles], Tensor]
 """Runs a slice of a loaded tower; see `ModelRunner.run_slice`."""
-
-
-class FloatLinear(Linear):
-    """A matrix that no QuantizationConfig quantises: of patches, and of mergers."""
-
-    keeps_floats = True
 
 
 class Tower(Layer):

@@ -1,0 +1,66 @@
+"""Base class of towers whose blocks all see a whole tile: patches, blocks, and a projection."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Generator, Sequence
+
+import torch
+from torch import Tensor
+
+from pace.batch import Positions
+from pace.llm.layers.rotary import Angles
+from pace.llm.models.towers.parts import PatchEmbedding, VisionBlock
+from pace.llm.models.towers.tower import RunSlice, Tower, rows_batch, with_rows
+from pace.llm.models.whole_spans import scratch
+from pace.media.media import Media
+
+Grid = tuple[int, int, int]
+"""Tiles, and rows and columns of patches in each."""
+
+
+class ImageTower(Tower):
+    """An image is a grid of tiles of the same size, and a tile is a grid of patches, row by row. Rows of different
+    tiles do not see each other."""
+
+    kind = "image"
+    patches: PatchEmbedding
+    blocks: Sequence[VisionBlock]
+    cache: Positions
+    """What a block keeps of each row."""
+
+    @abstractmethod
+    def project(self, x: Tensor, media: Media, run: RunSlice) -> Tensor:
+        """Returns `[media.num_tokens, width]` of the last block's output `x`, one row for each row of `enter`."""
+
+    def positions_of(self, media: Media) -> Tensor | None:
+        """float32 `[N, hidden_size]`, added to the patches; None for nothing."""
+        return None
+
+    def enter(self, x: Tensor, media: Media, run: RunSlice) -> Tensor:
+        """The input of the first block, from the embedded patches `x [N, hidden_size]`. A tower adds here what is not
+        made of pixels."""
+        return x
+
+    def lengths(self, media: Media) -> list[int]:
+        """Rows of each tile in `enter`'s result."""
+        tiles, rows, columns = media.grid
+        return [rows * columns] * tiles
+
+    def angles_of(self, media: Media) -> Angles:
+        """The angles of each row, for blocks with a rotation."""
+        return ()
+
+    def encode(self, media: Media, run: RunSlice) -> Generator[None, None, Tensor]:
+        patches = torch.from_numpy(media.features)
+        positions = self.positions_of(media)
+        if positions is not None:
+            patches = torch.cat([patches, positions], 1)
+        x = self.enter(run(self.patches, rows_batch(patches), ()), media, run)
+        yield
+        lengths = self.lengths(media)
+        batch, angles = rows_batch(x, scratch(self.cache, lengths), lengths), self.angles_of(media)
+        for block in self.blocks:
+            x = run(block, with_rows(batch, x), angles)
+            yield
+        return self.project(x, media, run)

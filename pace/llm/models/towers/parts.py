@@ -1,0 +1,96 @@
+"""Slices that image towers have in common: patches, blocks, norms and products of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from pace.batch import ForwardBatch, Positions
+from pace.llm.layers import Block, FloatLinear, LayerNorm, NoNorm, PlainMLP, RMSNorm, TensorSource
+from pace.llm.layers.rotary import Angles
+from pace.llm.models.towers.tower import Slice
+from pace.ops.experts import Activation
+from pace.ops.protocol import ForwardOps
+
+AnyNorm = LayerNorm | RMSNorm | NoNorm
+
+
+class PatchEmbedding(Slice):
+    """Rows of patches, and rows of positions that are added; without `positions`, only the former. Given rows are both,
+    one after the other."""
+
+    def __init__(self, name: str, size: int, patch_shape: tuple[int, ...], bias: bool, positions: bool):
+        """`name` is a convolution whose kernel `[size, *patch_shape]` covers a patch."""
+        k = math.prod(patch_shape)
+        self.matrix = FloatLinear({name: TensorSource((size, *patch_shape), joined=True)}, k, bias)
+        self.positions = positions
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        rows, k = batch.given.rows, self.matrix.k
+        positions = ops.given_rows(rows[:, k : k + self.matrix.n]) if self.positions else None
+        return self.matrix(ops, ops.given_rows(rows[:, :k]), residual=positions)
+
+
+class VisionBlock(Slice):
+    """A block of rows `[T, size]`. A row sees the others of its span: those of an image, of a tile, or of a window."""
+
+    def __init__(
+        self, block: Block, size: int, cache: Positions, angle_half: int | None, group: int = 0, num_groups: int = 1
+    ):
+        """`angle_half`: width of the table of angles; None for a block without a rotation."""
+        self.block = block
+        self.size = size
+        self.group = group
+        self.caches = (cache,) * num_groups
+        self.angle_halves = () if angle_half is None else (angle_half,)
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        kv = batch.kv[self.group]
+        return self.block(ops, ops.given_rows(batch.given.rows[:, : self.size]), angles, batch.of_layer(kv), kv)
+
+
+class RowNorm(Slice):
+    """The norm of each row `[T, size]`."""
+
+    def __init__(self, norm: LayerNorm | RMSNorm, size: int):
+        self.norm = norm
+        self.size = size
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        return self.norm(ops, ops.given_rows(batch.given.rows[:, : self.size]))
+
+
+class RowLinear(Slice):
+    """`matrix(norm(x))` of each row `[T, size]`, in floats."""
+
+    def __init__(self, norm: AnyNorm, target: Mapping[str, int | TensorSource], size: int, bias: bool):
+        self.size = size
+        self.norm = norm
+        self.matrix = FloatLinear(target, size, bias)
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        return self.matrix(ops, self.norm(ops, ops.given_rows(batch.given.rows[:, : self.size])))
+
+
+class RowMLP(Slice):
+    """`second(activation(first(norm(x))))` of each row `[T, size]`, in floats."""
+
+    def __init__(
+        self,
+        norm: AnyNorm,
+        first: Mapping[str, int],
+        second: Mapping[str, int],
+        size: int,
+        activation: Activation,
+        bias: bool = True,
+    ):
+        """`first` and `second`: names of the tensors, and their rows."""
+        self.size = size
+        self.norm = norm
+        inner = sum(first.values())
+        self.mlp = PlainMLP(FloatLinear(first, size, bias), FloatLinear(second, inner, bias), activation)
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        return self.mlp(ops, self.norm(ops, ops.given_rows(batch.given.rows[:, : self.size])))
