@@ -47,16 +47,16 @@ class EncoderCosts:
 
     weight_bytes: int
     step_weight_bytes: int
-    """Bytes that a step reads: without tables, of which it reads single rows."""
+    """Bytes that a step reads. Tables are left out, because it reads only single rows of them."""
     flops_per_token: int
     """Operations of the layers' products."""
     attention: tuple[tuple[int, int | None], ...]
-    """For each layer, the operations for a token and a position that it sees, and how many positions it sees on each
-    side; None for all."""
+    """For each layer: the operations for a token and a position that it sees, and its reach on each side. None: it sees
+    all positions."""
     row_bytes: int
     """Memory of a token in a step: activations, keys and values. Less if buffers are reused."""
     code: str | None
-    """As in `Costs`."""
+    """Code of most of the layers' weight bytes; None for floats."""
 
     @classmethod
     def of(cls, encoder: Encoder, dtype: torch.dtype) -> EncoderCosts:
@@ -80,7 +80,8 @@ class EncoderCosts:
                 for part in of_layers
                 if isinstance(part, Attention)
             ),
-            row_bytes=4 * (widest + encoder.hidden_size + max(p.kv_heads * (p.key_dim + p.value_dim) for p in positions)),
+            row_bytes=4
+            * (widest + encoder.hidden_size + max(p.kv_heads * (p.key_dim + p.value_dim) for p in positions)),
             code=usual_code(matrices, dtype),
         )
 
@@ -217,9 +218,9 @@ class EncoderRun:
 
     limits: Limits
     seconds: float
-    """Of all texts."""
+    """Seconds of all texts."""
     text_seconds: float
-    """Of one text alone."""
+    """Seconds of one text alone."""
 
 
 @dataclass(frozen=True)
@@ -313,8 +314,8 @@ def load(path: Path, dtype: str, backend: str, num_threads: int | None, quantiza
 
 
 def measure(subject: EncoderSubject, length: int = 512, num_texts: int = 1, repeats: int = 5) -> EncoderResult:
-    """Times texts of `length` random tokens: `num_texts` at once, or as many as fill `STEPS` steps if that is more; and
-    one alone. Raises ValueError for a text that is too long."""
+    """Times texts of `length` random tokens: `num_texts` at once, and one alone. `num_texts` is raised to fill `STEPS`
+    steps. Raises ValueError for a text that is too long."""
     encoder, driver = subject.encoder, subject.driver
     check_length(encoder, length)
     generator = torch.Generator().manual_seed(0)
@@ -334,5 +335,3 @@ def _timed(run: Callable[[], object]) -> float:
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
-
-

@@ -109,7 +109,9 @@ def quantize_checkpoint(
         if isinstance(model, Encoder):
             chosen = read_method(method or "rtn", act_order)
             if chosen.is_calibrated or calibrate is not None:
-                raise NotImplementedError("an encoder is not calibrated on a text; leave calibrate out, with method='rtn'")
+                raise NotImplementedError(
+                    "an encoder is not calibrated on a text; leave calibrate out, with method='rtn'"
+                )
         _check_text_options(chosen, calibrate is not None, report, of_text)
         return raw, model, chosen
 

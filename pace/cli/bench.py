@@ -133,9 +133,7 @@ def _bench_encoder(arguments: argparse.Namespace, path: Path) -> int:
     from pace.bench import encoders
 
     refuse_given(arguments, OF_GENERATION, "an encoder, which generates nothing")
-    subject = encoders.load(
-        path, arguments.dtype, arguments.backend, arguments.num_threads, arguments.quantization
-    )
+    subject = encoders.load(path, arguments.dtype, arguments.backend, arguments.num_threads, arguments.quantization)
     result = encoders.measure(subject, arguments.prompt, arguments.batch, arguments.repeats)
     print(json.dumps(_rounded(result.as_dict())) if arguments.json else result.table(), flush=True)
     return 0

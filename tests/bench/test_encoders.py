@@ -63,7 +63,9 @@ def test_a_plan_reads_weights_once_a_step():
     costs = costs_of("bge-base")
     alone = costs.seconds(1, 1, torch.float32, MACHINE)
     assert alone == pytest.approx(costs.step_weight_bytes / (0.9 * 50e9), rel=0.01), "bound by memory"
-    assert costs.seconds(512, 4, torch.float32, MACHINE) == pytest.approx(4 * costs.seconds(512, 1, torch.float32, MACHINE))
+    assert costs.seconds(512, 4, torch.float32, MACHINE) == pytest.approx(
+        4 * costs.seconds(512, 1, torch.float32, MACHINE)
+    )
     with pytest.raises(ValueError, match="1 to 512 tokens; got 513"):
         encoders.plan(SHAPES["bge-base"].config, MACHINE, 8 << 30, 513)
 
