@@ -2,13 +2,13 @@
 sentence-transformers, ONNX Runtime and llama.cpp.
 
     python benchmarks/encoders.py --shapes all-minilm-l6-v2              # pace alone, some minutes.
-    python benchmarks/encoders.py --peer-python PATH --llama-python PATH --llama-source PATH --into benchmarks/RESULTS.md
+    python benchmarks/encoders.py --peer-python PATH --llama-python PATH --llama-source PATH
 
 All runtimes load the same random weights. Each is a process that keeps its model, and they take turns; each run has
 other texts of random words. A rate is the median of `--rounds` runs, and a ratio the median over the pairs of runs. In
 "mixed", texts have 8 to 512 tokens, and the logarithm of their number is uniform. Where a runtime has several kinds of
-weights or sizes of batches, the fastest counts. MFU is the share of the machine's fp32 multiply-add peak that the
-products of layers and attention reach, without padding; products in bf16 and int8 may exceed it.
+weights or sizes of batches, the fastest counts. MFU is the share of the machine's fp32 multiply-add peak, for
+the products of layers and attention, without padding. Products in bf16 and int8 may exceed it.
 
 Peers: `pip install torch sentence-transformers onnxruntime onnx onnxscript` and `pip install llama-cpp-python`, each in
 any environment, and the unpacked source archive of llama-cpp-python of the same version, whose converter writes the
@@ -90,8 +90,7 @@ class Contest:
                 arguments["pooling"] = self.shape.pooling
                 try:
                     if runtime == LLAMA:
-                        source = options.llama_source / "vendor" / "llama.cpp"
-                        arguments["gguf"] = str(ensure_gguf(checkpoint, source, variant))
+                        arguments["gguf"] = str(ensure_gguf(checkpoint, source_of(options.llama_source), variant))
                     worker = stack.enter_context(Worker(runtime, pythons[runtime], log=options.log, module=MODULE))
                     worker.ask("load", **arguments)
                     self.contenders.append(Contender(runtime, variant, worker))
@@ -138,6 +137,12 @@ class Contest:
         cosines = {key: float((rows * found[PACE, self.weights]).sum(1).min()) for key, rows in found.items()}
         print({" ".join(key): round(cosine, 5) for key, cosine in cosines.items()}, file=sys.stderr, flush=True)
         return min(cosines.values())
+
+
+def source_of(path: Path) -> Path:
+    """llama.cpp's source: the path itself, or the part of llama-cpp-python's archive."""
+    inner = path / "vendor" / "llama.cpp"
+    return inner if inner.is_dir() else path
 
 
 def words_of(config: dict[str, Any], lengths: list[int], seed: int) -> list[list[int]]:
@@ -216,7 +221,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "encoders", help="where models are kept")
     parser.add_argument("--peer-python", metavar="PATH", help="a python that has sentence_transformers and onnxruntime")
     parser.add_argument("--llama-python", metavar="PATH", help="a python that has llama_cpp")
-    parser.add_argument("--llama-source", type=Path, metavar="PATH", help="the unpacked archive of llama-cpp-python")
+    parser.add_argument(
+        "--llama-source", type=Path, metavar="PATH", help="llama.cpp, or the archive of llama-cpp-python"
+    )
     parser.add_argument("--log", type=Path, metavar="PATH", help="where the processes write what they log")
     page.add_into_argument(parser)
     options = parser.parse_args()

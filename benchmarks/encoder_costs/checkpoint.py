@@ -1,4 +1,4 @@
-"""Shapes of embedding models as checkpoints with random weights, as GGUF files for llama.cpp, and the costs of a text."""
+"""Shapes of embedding models as checkpoints with random weights and as GGUF files, and the operations of a text."""
 
 from __future__ import annotations
 

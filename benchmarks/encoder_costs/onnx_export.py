@@ -70,9 +70,15 @@ def _fuse(path: Path, config: dict) -> None:
 
 
 def _quantize(source: Path, target: Path) -> None:
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     size = sum(file.stat().st_size for file in source.parent.iterdir())
     quantize_dynamic(
-        source, target, per_channel=True, weight_type=QuantType.QInt8, use_external_data_format=size > MAX_PROTOBUF
+        source,
+        target,
+        per_channel=True,
+        weight_type=QuantType.QInt8,
+        use_external_data_format=size > MAX_PROTOBUF,
+        extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},  # of fused nodes, whose types it cannot infer
     )

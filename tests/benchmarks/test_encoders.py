@@ -56,6 +56,7 @@ def test_poolings_of_padded_rows():
     assert peers.pooled(rows, mask, "mean").tolist() == [[1, 2], [8, 9]]
 
 
+@pytest.mark.thorough
 def test_a_small_run(tmp_path, monkeypatch, capsys):
     into = tmp_path / "page.md"
     into.write_text("\n".join(markers(encoders.SCRIPT)))
