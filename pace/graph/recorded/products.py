@@ -23,8 +23,8 @@ class Linear(Instruction):
     """out = residual + activation(norm(x) W' + bias); with a glu weight, act(gate) * up, or both `apart`. The residual
     must be a whole value.
 
-    `adapters` of norm(x) are added to `residual + norm(x) W' + bias`, or to gate and up. Then an activation must be that
-    of the gate."""
+    `adapters` of norm(x) are added to `residual + norm(x) W' + bias`, or to gate and up. With adapters, only a glu
+    weight has an activation."""
 
     operations = ("linear", "linear_glu")
     out: Value
