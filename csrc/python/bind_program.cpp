@@ -15,8 +15,8 @@ using pace::Value;
 
 void linear(Program& program, Value out, Columns x, const Norm& norm, const pace::Weight& weight,
             Array<const float> bias, const pace::ActivationFunction& activation, std::optional<Value> residual,
-            bool apart) {
-    program.linear(out, x, {norm, weight.data, weight.order, bias, activation, apart}, residual);
+            bool apart, const std::optional<pace::AdapterTable>& adapters) {
+    program.linear(out, x, {norm, weight.data, weight.order, bias, activation, apart}, residual, adapters);
 }
 
 // Without a router, `choices` is a routing.

@@ -149,7 +149,9 @@ class Program {
     void softcap(Columns x, float cap);                         // in place
     // norm(x), or with a residual, factor * (residual + norm(x)).
     void norm(Value out, Columns x, const Norm& norm, std::optional<Columns> residual, float factor);
-    void linear(Value out, Columns x, const LinearOptions& options, std::optional<Value> residual);
+    // With `adapters`, rows get what those that they are routed to add, before the activation of a gate.
+    void linear(Value out, Columns x, const LinearOptions& options, std::optional<Value> residual,
+                const std::optional<AdapterTable>& adapters = {});
     void gate(Columns x, Columns gate, Gate kind);  // in place
     void gated_norm(Value out, Columns x, Columns gate, const GatedNorm& norm);
     void causal_conv(Value out, Columns x, int layer, const Convolution& convolution);

@@ -61,7 +61,7 @@ enum class Layout : uint16_t {
     PanelF16,        // [k][16]
     PanelBF16Split,  // [k][8] lanes of 32 bits: row c low, row c + 8 high
     PanelBF16,       // [k][16]
-    PanelBF16Pair,   // [k/2][16][2], k padded with zeros to a multiple of kPairPadding
+    PanelBF16Pair,   // [k/2][16][2], k padded with zeros (padded_pairs)
     // Quantised layouts have the same bytes for every table. Scales of groups are stored between the codes.
     PanelI8,  // [k/4][16][4] int8
     PanelU4,  // [k/8][16][4] bytes: low nibbles k..k+3, high nibbles k+4..k+7
@@ -109,6 +109,11 @@ constexpr int64_t kPanelRows = 16;
 // K of PanelBF16Pair is padded to whole AMX tiles (32 k) on every table, so that one layout serves both tables that use
 // it.
 constexpr int64_t kPairPadding = 32;
+
+// Half a tile is enough for a short K, such as the rank of an adapter.
+constexpr int64_t padded_pairs(int64_t k) {
+    return k <= kPairPadding / 2 ? kPairPadding / 2 : round_up(k, kPairPadding);
+}
 
 // Number of inputs that share a scale, if weights have row scales, or groups that are multiples of this, or
 // super-blocks.
