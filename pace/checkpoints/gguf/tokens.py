@@ -64,6 +64,17 @@ def read_tokens(metadata: Metadata) -> Tokens | None:
     return metadata.__dict__["tokens"]
 
 
+def add_tokens(metadata: Metadata, texts: list[str]) -> None:
+    """Adds control tokens after those of a vocabulary, in place."""
+    if texts:
+        kinds = read_tokens(metadata).types
+        metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], *texts]
+        metadata["tokenizer.ggml.token_type"] = np.append(kinds, [CONTROL] * len(texts))
+        if (scores := metadata.numbers("tokenizer.ggml.scores")) is not None:
+            metadata["tokenizer.ggml.scores"] = np.append(scores, np.zeros(len(texts), scores.dtype))
+        del metadata.__dict__["tokens"]
+
+
 def _read(metadata: Metadata) -> Tokens | None:
     texts = metadata.texts("tokenizer.ggml.tokens")
     if not texts:
