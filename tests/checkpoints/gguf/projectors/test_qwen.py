@@ -21,7 +21,7 @@ from pace.checkpoints.gguf.file import GgufFile
 from pace.llm import LLMModel
 from pace.ops.weight_layout import WeightLayout
 from tests.checkpoints.gguf.files import write_gguf
-from tests.checkpoints.gguf.mmproj_files import save_pair, write_mmproj
+from tests.checkpoints.gguf.projectors.qwen_files import save_pair, write_mmproj
 from tests.checkpoints.gguf.test_refusals import drop, put
 from tests.llm.models.towers import hearing, omni, seeing
 from tests.llm.models.towers.seeing import results, run_to_end
