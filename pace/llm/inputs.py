@@ -25,8 +25,8 @@ _IGNORED_KEYS = frozenset(
 """Other keys that tokenizers return; none of them changes what a causal model computes for these tokens."""
 _OF_VIDEO = ("pixel_values_videos", "video_grid_thw", "video_second_per_grid", "second_per_grid_ts")
 _OF_MEDIA = (
-    "mm_token_type_ids", "pixel_values", "image_grid_thw", "input_features", "input_features_mask",
-    "feature_attention_mask", *_OF_VIDEO,
+    "mm_token_type_ids", "pixel_values", "pixel_attention_mask", "image_grid_thw", "spatial_shapes", "input_features",
+    "input_features_mask", "feature_attention_mask", *_OF_VIDEO,
 )  # fmt: skip
 """Keys that transformers' processors add for models that take images, sound or video."""
 _KINDS = (
@@ -121,7 +121,7 @@ def _read_media(
         raise ValueError(f"{videos[0]}: video is not supported as input, so leave it out")
     known = {name for tower in towers for name in tower.input_names} | {"mm_token_type_ids"}
     if refused := [name for name in inputs if name not in known]:
-        kind = NOUNS["image" if refused[0] in ("pixel_values", "image_grid_thw") else "audio"]
+        kind = NOUNS["audio" if "feature" in refused[0] else "image"]
         raise ValueError(f"{model_name} takes no {kind}: it was loaded without a tower, so leave out {refused[0]}")
     places: list[list[MediaSpan]] = [[] for _ in rows]
     for tower in towers:

@@ -52,11 +52,13 @@ from pace.llm.models.families.helium import HeliumForCausalLM
 from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
 from pace.llm.models.families.hyperclovax import HyperCLOVAXForCausalLM
+from pace.llm.models.families.idefics3 import Idefics3ForConditionalGeneration
 from pace.llm.models.families.kimi_k25 import KimiK25ForConditionalGeneration
 from pace.llm.models.families.kimi_linear import KimiLinearForCausalLM
 from pace.llm.models.families.laguna import LagunaForCausalLM
 from pace.llm.models.families.lfm2 import Lfm2ForCausalLM
 from pace.llm.models.families.lfm2_moe import Lfm2MoeForCausalLM
+from pace.llm.models.families.lfm2_vl import Lfm2VlForConditionalGeneration
 from pace.llm.models.families.lfm3 import Lfm3ForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
@@ -158,6 +160,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     HunYuanDenseV1ForCausalLM,
     HunYuanMoEV1ForCausalLM,
     HyperCLOVAXForCausalLM,
+    Idefics3ForConditionalGeneration,
     InternLM3ForCausalLM,
     IQuestCoderForCausalLM,
     Jais2ForCausalLM,
@@ -166,6 +169,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     LagunaForCausalLM,
     Lfm2ForCausalLM,
     Lfm2MoeForCausalLM,
+    Lfm2VlForConditionalGeneration,
     Lfm3ForCausalLM,
     Llama4ForConditionalGeneration,
     LlamaForCausalLM,
@@ -225,9 +229,10 @@ MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES
     "Qwen3_5ForCausalLM": Qwen3_5ForConditionalGeneration,
     "Qwen3_5MoeForCausalLM": Qwen3_5MoeForConditionalGeneration,
     "Qwen3OmniMoeThinkerForConditionalGeneration": Qwen3OmniMoeForConditionalGeneration,
+    "SmolVLMForConditionalGeneration": Idefics3ForConditionalGeneration,
 }
 
-OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1"}
+OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1", "lfm2-vl": "lfm2vl"}
 """Stems of a model_type that differ from the class's stem."""
 
 

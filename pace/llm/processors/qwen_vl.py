@@ -9,16 +9,16 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
-from pace.llm.models.model_config import count, declared, number, read_number
+from pace.llm.models.model_config import count
+from pace.llm.processors.image_processor import ImageProcessor, channels
 from pace.llm.processors.settings import read_settings
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError
-from pace.media.patches import level_table, make_patches, resize
+from pace.media.patches import make_patches, resize
 from pace.naming import counted, shown
 
 MAX_ASPECT = 200
@@ -49,27 +49,10 @@ WITHOUT_EFFECT = frozenset(
 for both."""
 
 
-def channels(default: tuple[float, float, float], low: float) -> Any:
-    """A field with one number for each channel; a single number counts for all three."""
-
-    def read(value: Any) -> tuple[float, ...]:
-        values = value if isinstance(value, list) else [value] * 3
-        try:
-            numbers = tuple(read_number(item, low, 1e6) for item in values)
-        except ValueError:
-            numbers = ()
-        if len(numbers) != 3:
-            raise ValueError(f"a number in {low:g}..1e6, or a list of three")
-        return numbers
-
-    return declared(default, read)
-
-
 @dataclass(frozen=True, kw_only=True)
-class QwenImageProcessor:
+class QwenImageProcessor(ImageProcessor):
     """Processor with the settings of one checkpoint, under their names in preprocessor_config.json."""
 
-    kind: ClassVar[str] = "image"
     token: ClassVar[str] = "<|image_pad|>"
     marker: ClassVar[str] = token
     placeholder: ClassVar[str] = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -80,9 +63,6 @@ class QwenImageProcessor:
     """Frames of a patch. A still image fills all of them."""
     min_pixels: int = count(56 * 56, MAX_AREA)
     max_pixels: int = count(28 * 28 * 1280, MAX_AREA)
-    resample: int = count(3, 5, 0)
-    """Number of Pillow's filter; 3 is bicubic."""
-    rescale_factor: float = number(1 / 255, 1e-6, 1e6)
     image_mean: tuple[float, ...] = channels((0.48145466, 0.4578275, 0.40821073), -1e6)
     image_std: tuple[float, ...] = channels((0.26862954, 0.26130258, 0.27577711), 1e-6)
 
@@ -96,10 +76,11 @@ class QwenImageProcessor:
             )
         return processor
 
-    def check_tower(self, vision_config: Any) -> None:
-        """Raises ValueError if the patches are not those of the tower that config.json describes."""
+    def for_model(self, config: dict[str, Any]) -> QwenImageProcessor:
+        """Returns this processor. Raises ValueError if the patches are not those of the tower of config.json."""
+        vision_config = config.get("vision_config")
         if not isinstance(vision_config, dict):
-            return
+            return self
         for name, own in (
             ("patch_size", self.patch_size),
             ("temporal_patch_size", self.temporal_patch_size),
@@ -110,11 +91,7 @@ class QwenImageProcessor:
                     f"config.json: vision_config.{name} = {shown(vision_config[name])} contradicts the processor's "
                     f"settings, which have {own}"
                 )
-
-    @cached_property
-    def table(self) -> np.ndarray:
-        """Normalised value of each level of each channel, float32 `[3, 256]`."""
-        return level_table(self.rescale_factor, self.image_mean, self.image_std)
+        return self
 
     @property
     def factor(self) -> int:

@@ -7,22 +7,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pace.llm.processors.gemma3 import Gemma3ImageProcessor
+from pace.llm.processors.idefics3 import Idefics3ImageProcessor
+from pace.llm.processors.image_processor import ImageProcessor
+from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.qwen_audio import Qwen3ASRAudioProcessor, Qwen3OmniAudioProcessor
 from pace.llm.processors.qwen_vl import QwenImageProcessor
 from pace.llm.processors.settings import read_section
 
-IMAGE_PROCESSORS: dict[str, type[QwenImageProcessor]] = dict.fromkeys(
-    [
-        "Qwen2VLForConditionalGeneration",
-        "Qwen2_5_VLForConditionalGeneration",
-        "Qwen3VLForConditionalGeneration",
-        "Qwen3VLMoeForConditionalGeneration",
-        "Qwen3OmniMoeForConditionalGeneration",
-        "Qwen3OmniMoeThinkerForConditionalGeneration",
-    ],
-    QwenImageProcessor,
-)
+IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
+    "Gemma3ForConditionalGeneration": Gemma3ImageProcessor,
+    "Idefics3ForConditionalGeneration": Idefics3ImageProcessor,
+    "Lfm2VlForConditionalGeneration": Lfm2VlImageProcessor,
+    "Qwen2VLForConditionalGeneration": QwenImageProcessor,
+    "Qwen2_5_VLForConditionalGeneration": QwenImageProcessor,
+    "Qwen3VLForConditionalGeneration": QwenImageProcessor,
+    "Qwen3VLMoeForConditionalGeneration": QwenImageProcessor,
+    "Qwen3OmniMoeForConditionalGeneration": QwenImageProcessor,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": QwenImageProcessor,
+    "SmolVLMForConditionalGeneration": Idefics3ImageProcessor,
+}
 """Architecture -> processor of images."""
 
 AUDIO_PROCESSORS: dict[str, type[Qwen3OmniAudioProcessor]] = {
@@ -49,8 +54,7 @@ def make_processors(
     of_towers = config.get("thinker_config", config)
     image = audio = None
     if architecture in IMAGE_PROCESSORS:
-        image = IMAGE_PROCESSORS[architecture].from_dict(*read("image_processor"))
-        image.check_tower(of_towers.get("vision_config"))
+        image = IMAGE_PROCESSORS[architecture].from_dict(*read("image_processor")).for_model(of_towers)
     if architecture in AUDIO_PROCESSORS:
         audio = AUDIO_PROCESSORS[architecture].from_dict(*read("feature_extractor"))
         audio.check_tower(of_towers.get("audio_config"))

@@ -43,7 +43,7 @@ def read_settings(
 
     Raises ValueError for a wrong value. Raises NotImplementedError for a field in `only` with a value that is not
     listed there, and for an unknown field."""
-    fields = {field.name: field.metadata["read"] for field in dataclasses.fields(cls)}
+    fields = {field.name: field.metadata["read"] for field in dataclasses.fields(cls) if "read" in field.metadata}
     values = {}
     for name, value in raw.items():
         if value is None or name in without_effect:

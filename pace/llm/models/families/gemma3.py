@@ -1,24 +1,29 @@
 """Gemma 3: Gemma 2 with normalised query and key heads instead of capped scores. Five layers with a window alternate
-with one without; the two kinds have different rotations. For checkpoints with images, only the text part is read."""
+with one without; the two kinds have different rotations. The rows of an image see each other, also those after them."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
+
+import torch
 
 from pace.llm.layers import HeadNorm, RopeConfig, Rotary
 from pace.llm.models.families.gemma2 import Gemma2Config, Gemma2ForCausalLM
 from pace.llm.models.layer_types import FULL, SLIDING
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, number
 from pace.llm.models.rope_config import fields_of_layers, read_rope
+from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id
+from pace.llm.models.towers.siglip import Gemma3Tower, Gemma3VisionConfig
 from pace.naming import shown
+from pace.ops.protocol import Ops
 
 logger = logging.getLogger("pace")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma3Config(Gemma2Config):
+class Gemma3Config(TakesMediaConfig, Gemma2Config):
     vocab_size: int = count(262208)
     max_position_embeddings: int = count(131072, MAX_POSITIONS)
     attn_logit_softcapping: float | None = number(None, 1e-6, 1e9, optional=True)
@@ -26,6 +31,7 @@ class Gemma3Config(Gemma2Config):
     sliding_window_pattern: int = count(6, MAX_LAYERS)
     local_rope: RopeConfig | None = None
     """Rotation of the layers with a window."""
+    vision: Gemma3VisionConfig | None = None
 
     without_effect: ClassVar[dict[str, tuple]] = {"attn_logit_softcapping": (None,)}
     also_read: ClassVar[frozenset[str]] = Gemma2Config.also_read | {"rope_local_base_freq"}
@@ -49,6 +55,16 @@ class Gemma3Config(Gemma2Config):
         )
         return fields
 
+    def read_media(self, raw: dict[str, Any]) -> Any:
+        vision = Gemma3VisionConfig.of_whole(raw, self.hidden_size)
+        placeholder = read_token_id(raw, ("image_token_index", "image_token_id"), 262144)
+        if placeholder >= self.vocab_size:
+            raise NotImplementedError(
+                f"config.json: image_token_index = {placeholder} is not implemented: it must be below vocab_size, "
+                f"{self.vocab_size}"
+            )
+        return replace(self, vision=vision, image_token_id=placeholder)
+
     @property
     def full_every(self) -> int:
         return self.sliding_window_pattern
@@ -70,18 +86,35 @@ class Gemma3Config(Gemma2Config):
         return self.max_position_embeddings
 
 
-class Gemma3ForConditionalGeneration(Gemma2ForCausalLM):
-    """Gemma 3 for text; `Gemma3ForCausalLM` is the same model."""
+class Gemma3ForConditionalGeneration(TakesMedia, Gemma2ForCausalLM):
+    """Gemma 3 with images; `Gemma3ForCausalLM` is the same model without a tower."""
 
     Config = Gemma3Config
+    Tower = Gemma3Tower
+    whole_media = True
     head_norm = True
     text_prefixes: ClassVar[dict[str, str]] = {
         "language_model.lm_head.": "lm_head.",
         "language_model.model.": "model.",
         "language_model.": "model.",
         "model.language_model.": "model.",
+        "model.vision_tower.vision_model.": "vision_tower.",
+        "model.vision_tower.": "vision_tower.",
+        "vision_tower.vision_model.": "vision_tower.",
+        "model.multi_modal_projector.": "vision_tower.projector.",
+        "multi_modal_projector.": "vision_tower.projector.",
     }
     other_parts = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+    ignored_tensors = (
+        *Gemma2ForCausalLM.ignored_tensors,
+        r"vision_tower\.head\..*",
+        r"vision_tower\.embeddings\.position_ids",
+    )
+
+    def __init__(self, config: Gemma3Config, dtype: torch.dtype, ops: Ops):
+        super().__init__(config, dtype, ops)
+        if config.vision is not None:
+            self.towers = [Gemma3Tower(config.vision, config.image_token_id)]
 
     def make_head_norm(self, name: str, num_heads: int) -> HeadNorm:
         return HeadNorm(name, self.config.head_dim, self.config.rms_norm_eps, offset=1.0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from pace.media.media import Media
 
 Grid = tuple[int, int, int]
 """Tiles, and rows and columns of patches in each."""
+
+TOGETHER = 1024
+"""Rows of patches that one slice computes, if tiles are so small. More would make the next tokens of others wait."""
 
 
 class ImageTower(Tower):
@@ -32,6 +36,10 @@ class ImageTower(Tower):
     @abstractmethod
     def project(self, x: Tensor, media: Media, run: RunSlice) -> Tensor:
         """Returns `[media.num_tokens, width]` of the last block's output `x`, one row for each row of `enter`."""
+
+    def patches_of(self, media: Media) -> Tensor:
+        """float32 `[N, K]`: the patches of each tile, row by row."""
+        return torch.from_numpy(media.features)
 
     def positions_of(self, media: Media) -> Tensor | None:
         """float32 `[N, hidden_size]`, added to the patches; None for nothing."""
@@ -51,9 +59,31 @@ class ImageTower(Tower):
         """The angles of each row, for blocks with a rotation."""
         return ()
 
+    def pieces(self, media: Media) -> Iterator[Media]:
+        """Yields the image in parts of a few tiles. Their `features` are a part of the image's along the first axis."""
+        tiles, rows, columns = media.grid
+        count = max(1, TOGETHER // (rows * columns))
+        features, num_tokens = len(media.features) // tiles, media.num_tokens // tiles
+        for first in range(0, tiles, count):
+            last = min(first + count, tiles)
+            yield replace(
+                media,
+                features=media.features[first * features : last * features],
+                grid=(last - first, rows, columns),
+                num_tokens=(last - first) * num_tokens,
+                runs=(),
+            )
+
     def encode(self, media: Media, run: RunSlice) -> Generator[None, None, Tensor]:
-        patches = torch.from_numpy(media.features)
-        positions = self.positions_of(media)
+        rows: list[Tensor] = []
+        for piece in self.pieces(media):
+            if rows:
+                yield
+            rows.append((yield from self._encode(piece, run)))
+        return torch.cat(rows)
+
+    def _encode(self, media: Media, run: RunSlice) -> Generator[None, None, Tensor]:
+        patches, positions = self.patches_of(media), self.positions_of(media)
         if positions is not None:
             patches = torch.cat([patches, positions], 1)
         x = self.enter(run(self.patches, rows_batch(patches), ()), media, run)

@@ -95,3 +95,18 @@ class RowMLP(Slice):
 
     def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
         return self.mlp(ops, self.norm(ops, ops.given_rows(batch.given.rows[:, : self.size])))
+
+
+def cut_patches(pixels: Tensor, size: int) -> Tensor:
+    """Patches `[T * rows * columns, C * size * size]` of tiles `[T, C, H, W]`, row by row. Pixels beyond the last whole
+    patch are left out."""
+    cut = pixels.unfold(2, size, size).unfold(3, size, size)
+    return cut.permute(0, 2, 3, 1, 4, 5).reshape(-1, pixels.shape[1] * size * size)
+
+
+def join_patches(x: Tensor, grid: tuple[int, int, int], side: int) -> Tensor:
+    """Joins the rows of side x side neighbouring patches: `[T * rows * columns / side^2, side^2 * size]` of
+    `x [T * rows * columns, size]`, both row by row in each tile. Sides of `grid` (T, rows, columns) are multiples."""
+    tiles, rows, columns = grid
+    blocks = x.view(tiles, rows // side, side, columns // side, side, -1).transpose(2, 3)
+    return blocks.reshape(-1, side * side * x.shape[1])

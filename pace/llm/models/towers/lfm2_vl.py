@@ -1,0 +1,157 @@
+"""The vision tower of LFM2-VL: SigLIP 2 for images of any shape (NaFlex), and a projection of joined patches.
+
+Source: `modeling_siglip2.py` and `modeling_lfm2_vl.py` of transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pace.llm.layers import LayerNorm, NoNorm
+from pace.llm.models.model_config import activation, count, flag, read_declared
+from pace.llm.models.towers.image_tower import ImageTower
+from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock, join_patches
+from pace.llm.models.towers.siglip import SiglipVisionConfig, position_table, siglip_block
+from pace.llm.models.towers.tower import RunSlice, rows_batch
+from pace.media.media import Media
+from pace.naming import shown
+
+PROJECTOR_EPS = 1e-5
+"""Added to the variance in the norm of the projector; it is not in the config."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Siglip2VisionConfig(SiglipVisionConfig):
+    """Fields of `vision_config`."""
+
+    num_patches: int = count(256)
+    """Positions in the table, a square."""
+
+    def check(self) -> None:
+        super().check()
+        if math.isqrt(self.num_patches) ** 2 != self.num_patches:
+            raise ValueError(f"config.json: vision_config.num_patches must be a square; got {self.num_patches}")
+
+    @property
+    def patch_floats(self) -> int:
+        return math.prod(self.patch_shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lfm2VlProjectorConfig:
+    """Fields of config.json about the projector."""
+
+    downsample_factor: int = count(2, 16)
+    """Side of the square of patches that becomes one row."""
+    projector_hidden_act: str = activation("gelu")
+    projector_hidden_size: int = count(2560)
+    projector_bias: bool = flag(True)
+    projector_use_layernorm: bool = flag(True)
+
+    @classmethod
+    def read(cls, raw: dict[str, Any]) -> Lfm2VlProjectorConfig:
+        return cls(**read_declared(cls, raw))
+
+
+class Lfm2VlTower(ImageTower):
+    """Media have the patches of tiles of one shape, and then those of the thumbnail."""
+
+    prefix = "vision_tower."
+    input_names = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
+
+    def __init__(self, config: Siglip2VisionConfig, projector: Lfm2VlProjectorConfig, width: int, placeholder: int):
+        """`width`: the text's hidden_size."""
+        self.config = config
+        self.factor = projector.downsample_factor
+        self.width = width
+        self.placeholder = placeholder
+        self.cache = config.cache
+        size, name = config.hidden_size, "vision_tower.embeddings"
+        shape = (config.patch_floats,)
+        self.patches = PatchEmbedding(f"{name}.patch_embedding", size, shape, bias=True, positions=True)
+        self.position_table = position_table(f"{name}.position_embedding.weight", config.num_patches, size)
+        self.blocks = [
+            VisionBlock(siglip_block(f"vision_tower.encoder.layers.{index}", config), size, config.cache, None)
+            for index in range(config.num_hidden_layers)
+        ]
+        self.norm = RowNorm(LayerNorm("vision_tower.post_layernorm", size, config.layer_norm_eps), size)
+        name, joined = "vision_tower.multi_modal_projector", size * self.factor**2
+        self.projector = RowMLP(
+            LayerNorm(f"{name}.layer_norm", joined, PROJECTOR_EPS) if projector.projector_use_layernorm else NoNorm(),
+            {f"{name}.linear_1": projector.projector_hidden_size},
+            {f"{name}.linear_2": width},
+            joined,
+            projector.projector_hidden_act,
+            projector.projector_bias,
+        )
+
+    def pieces(self, media: Media) -> Iterator[Media]:
+        if media.thumbnail is None:
+            yield from super().pieces(media)
+            return
+        patches, tokens = math.prod(media.thumbnail), math.prod(media.thumbnail) // self.factor**2
+        tiles = replace(
+            media, features=media.features[:-patches], num_tokens=media.num_tokens - tokens, thumbnail=None, runs=()
+        )
+        yield from super().pieces(tiles)
+        grid = (1, *media.thumbnail)
+        yield replace(tiles, features=media.features[-patches:], grid=grid, num_tokens=tokens)
+
+    def positions_of(self, media: Media) -> Tensor:
+        tiles, rows, columns = media.grid
+        side = math.isqrt(self.config.num_patches)
+        weights = taps(rows, side)[:, None, :, None] * taps(columns, side)[None, :, None, :]
+        table = self.position_table.values.view(side * side, -1)
+        return (weights.reshape(rows * columns, side * side) @ table).repeat(tiles, 1)
+
+    def project(self, x: Tensor, media: Media, run: RunSlice) -> Tensor:
+        joined = join_patches(run(self.norm, rows_batch(x), ()), media.grid, self.factor)
+        return run(self.projector, rows_batch(joined), ())
+
+    # -- inputs
+
+    def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
+        """Makes a medium of each tile: which of them are of one image, the arrays do not say."""
+        if missing := [name for name in self.input_names if inputs.get(name) is None]:
+            raise ValueError(f"images are given as {', '.join(self.input_names)}; {missing[0]} is missing")
+        pixels, mask, shapes = (torch.as_tensor(inputs[name]).detach().cpu() for name in self.input_names)
+        k = self.config.patch_floats
+        if not pixels.is_floating_point() or pixels.ndim != 3 or pixels.shape[2] != k:
+            raise ValueError(f"pixel_values must be floats [tiles, patches, {k}]; got {pixels.dtype} {list(pixels.shape)}")
+        if mask.shape != pixels.shape[:2] or shapes.shape != (len(pixels), 2):
+            raise ValueError(
+                f"pixel_attention_mask and spatial_shapes must be {list(pixels.shape[:2])} and [{len(pixels)}, 2] for "
+                f"these pixel_values; got {list(mask.shape)} and {list(shapes.shape)}"
+            )
+        return [self._media(*tile, index) for index, tile in enumerate(zip(pixels, mask, shapes.tolist()))]
+
+    def _media(self, pixels: Tensor, mask: Tensor, shape: list[int], index: int) -> Media:
+        (rows, columns), factor, count = shape, self.factor, math.prod(shape)
+        if min(shape) < factor or rows % factor or columns % factor or count > len(pixels):
+            raise ValueError(
+                f"spatial_shapes of tile {index} must be rows and columns in multiples of {factor}, with at most "
+                f"{len(pixels)} patches; got {shown(shape)}"
+            )
+        if not mask[:count].all() or mask[count:].any():
+            raise ValueError(f"pixel_attention_mask of tile {index} must be {count} ones, and then zeros")
+        features = pixels[:count].float().contiguous().numpy()
+        digest = hashlib.sha256(f"tile {shape} {features.shape} ".encode())
+        digest.update(features)
+        return Media("image", features, (1, rows, columns), count // factor**2, digest.digest())
+
+
+def taps(size: int, side: int) -> Tensor:
+    """float32 `[size, side]`: the weights with which `side` positions of a table make `size` ones: bilinear, with a wider
+    filter if there are fewer. As `interpolate(align_corners=False, antialias=True)` in torch."""
+    scale = torch.tensor(side) / torch.tensor(size, dtype=torch.float32)
+    center = (torch.arange(size, dtype=torch.float32) + 0.5) * scale - 0.5
+    source = torch.arange(side, dtype=torch.float32)
+    weights = (1 - (source - center[:, None]).abs() / scale.clamp(min=1)).clamp(min=0)
+    return weights / weights.sum(1, keepdim=True)

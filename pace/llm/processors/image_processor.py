@@ -1,0 +1,63 @@
+"""What the processors of images have in common: settings of levels, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from pace.llm.models.model_config import count, declared, number, read_number
+from pace.llm.processors.settings import read_settings
+from pace.media.patches import level_table
+
+
+def channels(default: tuple[float, float, float], low: float) -> Any:
+    """A field with one number for each channel; a single number counts for all three."""
+
+    def read(value: Any) -> tuple[float, ...]:
+        values = value if isinstance(value, list) else [value] * 3
+        try:
+            numbers = tuple(read_number(item, low, 1e6) for item in values)
+        except ValueError:
+            numbers = ()
+        if len(numbers) != 3:
+            raise ValueError(f"a number in {low:g}..1e6, or a list of three")
+        return numbers
+
+    return declared(default, read)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageProcessor:
+    """Base class of processors of images. Its fields are settings of one checkpoint, under their names in
+    preprocessor_config.json."""
+
+    kind: ClassVar[str] = "image"
+    only: ClassVar[Mapping[str, tuple]] = {}
+    """Settings that are only implemented for these values."""
+    without_effect: ClassVar[Collection[str]] = frozenset()
+    """Settings that change nothing for an image of the family."""
+
+    resample: int = count(3, 5, 0)
+    """Number of Pillow's filter: 1 is Lanczos, 2 bilinear, 3 bicubic."""
+    rescale_factor: float = number(1 / 255, 1e-6, 1e6)
+    image_mean: tuple[float, ...] = channels((0.5, 0.5, 0.5), -1e6)
+    image_std: tuple[float, ...] = channels((0.5, 0.5, 0.5), 1e-6)
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any], file: str = "preprocessor_config.json") -> Self:
+        """Reads the settings of `raw`. Raises ValueError or NotImplementedError that names `file` and the field."""
+        return cls(**read_settings(cls, raw, file, cls.only, cls.without_effect))
+
+    def for_model(self, config: dict[str, Any]) -> Self:
+        """Returns this processor with what config.json says about the tower. Raises ValueError if the two contradict
+        each other."""
+        return self
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """Normalised value of each level of each channel, float32 `[3, 256]`."""
+        return level_table(self.rescale_factor, self.image_mean, self.image_std)
