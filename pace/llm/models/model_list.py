@@ -62,6 +62,7 @@ from pace.llm.models.families.lfm2_vl import Lfm2VlForConditionalGeneration
 from pace.llm.models.families.lfm3 import Lfm3ForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
+from pace.llm.models.families.llava import LlavaForConditionalGeneration
 from pace.llm.models.families.mamba2 import Mamba2ForCausalLM
 from pace.llm.models.families.mellum import MellumForCausalLM
 from pace.llm.models.families.minicpm import MiniCPMForCausalLM
@@ -173,6 +174,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Lfm3ForCausalLM,
     Llama4ForConditionalGeneration,
     LlamaForCausalLM,
+    LlavaForConditionalGeneration,
     Mamba2ForCausalLM,
     MellumForCausalLM,
     MiniCPM3ForCausalLM,

@@ -11,6 +11,8 @@ from pace.llm.processors.gemma3 import Gemma3ImageProcessor
 from pace.llm.processors.idefics3 import Idefics3ImageProcessor
 from pace.llm.processors.image_processor import ImageProcessor
 from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
+from pace.llm.processors.llava import LlavaImageProcessor
+from pace.llm.processors.pixtral import PixtralImageProcessor
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.qwen_audio import Qwen3ASRAudioProcessor, Qwen3OmniAudioProcessor
 from pace.llm.processors.qwen_vl import QwenImageProcessor
@@ -20,6 +22,8 @@ IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Gemma3ForConditionalGeneration": Gemma3ImageProcessor,
     "Idefics3ForConditionalGeneration": Idefics3ImageProcessor,
     "Lfm2VlForConditionalGeneration": Lfm2VlImageProcessor,
+    "LlavaForConditionalGeneration": LlavaImageProcessor,
+    "Mistral3ForConditionalGeneration": PixtralImageProcessor,
     "Qwen2VLForConditionalGeneration": QwenImageProcessor,
     "Qwen2_5_VLForConditionalGeneration": QwenImageProcessor,
     "Qwen3VLForConditionalGeneration": QwenImageProcessor,

@@ -90,7 +90,6 @@ class Gemma3ForConditionalGeneration(TakesMedia, Gemma2ForCausalLM):
     """Gemma 3 with images; `Gemma3ForCausalLM` is the same model without a tower."""
 
     Config = Gemma3Config
-    Tower = Gemma3Tower
     whole_media = True
     head_norm = True
     text_prefixes: ClassVar[dict[str, str]] = {

@@ -164,26 +164,13 @@ def position_table(name: str, num_positions: int, size: int) -> Vectors:
     return Vectors({name: num_positions * size}, {name: TensorSource((num_positions, size))})
 
 
-class SiglipTower(ImageTower):
-    """Patches with learned positions, blocks, and a norm. An image is float32 `[1, channels, image_size, image_size]`, the
+class SquareTower(ImageTower):
+    """A tower whose images all have `image_size`. An image is float32 `[1, channels, image_size, image_size]`, the
     `features` of its medium."""
 
     prefix = "vision_tower."
     input_names = ("pixel_values",)
     config: SiglipVisionConfig
-
-    def __init__(self, config: SiglipVisionConfig, placeholder: int):
-        self.config = config
-        self.placeholder = placeholder
-        self.cache = config.cache
-        size, name = config.hidden_size, "vision_tower.embeddings"
-        self.patches = PatchEmbedding(f"{name}.patch_embedding", size, config.patch_shape, bias=True, positions=True)
-        self.positions = position_table(f"{name}.position_embedding.weight", config.patches_per_side**2, size)
-        self.blocks = [
-            VisionBlock(siglip_block(f"vision_tower.encoder.layers.{index}", config), size, config.cache, None)
-            for index in range(config.num_hidden_layers)
-        ]
-        self.norm = RowNorm(LayerNorm("vision_tower.post_layernorm", size, config.layer_norm_eps), size)
 
     @abstractmethod
     def num_tokens(self) -> int:
@@ -191,9 +178,6 @@ class SiglipTower(ImageTower):
 
     def patches_of(self, media: Media) -> Tensor:
         return cut_patches(torch.from_numpy(media.features), self.config.patch_size)
-
-    def positions_of(self, media: Media) -> Tensor:
-        return self.positions.values.view(-1, self.config.hidden_size)
 
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
         config, images = self.config, torch.as_tensor(inputs["pixel_values"])
@@ -211,6 +195,26 @@ class SiglipTower(ImageTower):
         digest = hashlib.sha256(f"pixels {tuple(image.shape)} ".encode())
         digest.update(image.numpy())
         return Media("image", image.numpy(), grid, self.num_tokens(), digest.digest())
+
+
+class SiglipTower(SquareTower):
+    """Patches with learned positions, blocks, and a norm."""
+
+    def __init__(self, config: SiglipVisionConfig, placeholder: int):
+        self.config = config
+        self.placeholder = placeholder
+        self.cache = config.cache
+        size, name = config.hidden_size, "vision_tower.embeddings"
+        self.patches = PatchEmbedding(f"{name}.patch_embedding", size, config.patch_shape, bias=True, positions=True)
+        self.positions = position_table(f"{name}.position_embedding.weight", config.patches_per_side**2, size)
+        self.blocks = [
+            VisionBlock(siglip_block(f"vision_tower.encoder.layers.{index}", config), size, config.cache, None)
+            for index in range(config.num_hidden_layers)
+        ]
+        self.norm = RowNorm(LayerNorm("vision_tower.post_layernorm", size, config.layer_norm_eps), size)
+
+    def positions_of(self, media: Media) -> Tensor:
+        return self.positions.values.view(-1, self.config.hidden_size)
 
 
 @dataclass(frozen=True, kw_only=True)
