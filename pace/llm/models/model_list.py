@@ -53,6 +53,7 @@ from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
 from pace.llm.models.families.hyperclovax import HyperCLOVAXForCausalLM
 from pace.llm.models.families.idefics3 import Idefics3ForConditionalGeneration
+from pace.llm.models.families.internvl import InternVLForConditionalGeneration
 from pace.llm.models.families.kimi_k25 import KimiK25ForConditionalGeneration
 from pace.llm.models.families.kimi_linear import KimiLinearForCausalLM
 from pace.llm.models.families.laguna import LagunaForCausalLM
@@ -163,6 +164,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     HyperCLOVAXForCausalLM,
     Idefics3ForConditionalGeneration,
     InternLM3ForCausalLM,
+    InternVLForConditionalGeneration,
     IQuestCoderForCausalLM,
     Jais2ForCausalLM,
     KimiK25ForConditionalGeneration,

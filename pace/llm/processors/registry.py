@@ -10,6 +10,7 @@ from typing import Any
 from pace.llm.processors.gemma3 import Gemma3ImageProcessor
 from pace.llm.processors.idefics3 import Idefics3ImageProcessor
 from pace.llm.processors.image_processor import ImageProcessor
+from pace.llm.processors.internvl import InternVLImageProcessor
 from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
 from pace.llm.processors.llava import LlavaImageProcessor
 from pace.llm.processors.pixtral import PixtralImageProcessor
@@ -21,6 +22,7 @@ from pace.llm.processors.settings import read_section
 IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Gemma3ForConditionalGeneration": Gemma3ImageProcessor,
     "Idefics3ForConditionalGeneration": Idefics3ImageProcessor,
+    "InternVLForConditionalGeneration": InternVLImageProcessor,
     "Lfm2VlForConditionalGeneration": Lfm2VlImageProcessor,
     "LlavaForConditionalGeneration": LlavaImageProcessor,
     "Mistral3ForConditionalGeneration": PixtralImageProcessor,
