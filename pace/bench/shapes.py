@@ -46,6 +46,9 @@ _QWEN35 = _SWIGLU | dict(architectures=["Qwen3_5ForCausalLM"], model_type="qwen3
                          linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4,
                          rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25),
                          max_position_embeddings=262144)
+_QWEN_VISION = dict(depth=24, hidden_size=1024, intermediate_size=4096, num_heads=16, patch_size=16, in_channels=3,
+                    spatial_merge_size=2, temporal_patch_size=2, num_position_embeddings=2304,
+                    hidden_act="gelu_pytorch_tanh")
 _LATENT = _SWIGLU | dict(kv_lora_rank=512, qk_rope_head_dim=64, first_k_dense_replace=1, n_routed_experts=64)
 
 
@@ -86,6 +89,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-1.7b": _QWEN3 | _sizes(2048, 6144, 28, 16, 8, True),
     "qwen3-4b": _QWEN3 | _sizes(2560, 9728, 36, 32, 8, True),
     "qwen3-8b": _QWEN3 | _sizes(4096, 12288, 36, 32, 8, False),
+    "qwen3-vl-2b": _QWEN3 | _sizes(2048, 6144, 28, 16, 8, True)
+        | dict(architectures=["Qwen3VLForConditionalGeneration"], model_type="qwen3_vl", rope_theta=5e6,
+               max_position_embeddings=262144, image_token_id=151655,
+               vision_config=_QWEN_VISION | dict(out_hidden_size=2048, deepstack_visual_indexes=[5, 11, 17])),
     "qwen3-30b-a3b": _QWEN3_MOE | _sizes(2048, 6144, 48, 32, 4, False)
         | dict(num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768),
     "mixtral-8x7b": _MIXTRAL | _sizes(4096, 14336, 32, 32, 8, False) | dict(num_local_experts=8, num_experts_per_tok=2),
@@ -117,6 +124,10 @@ SHAPES: dict[str, dict[str, Any]] = {
                top_k_experts=8, moe_intermediate_size=704),
     "qwen3.5-0.8b": _QWEN35 | _sizes(1024, 3584, 24, 8, 2, True) | dict(linear_num_value_heads=16),
     "qwen3.5-4b": _QWEN35 | _sizes(2560, 9216, 32, 16, 4, True),
+    # The tower is that of Qwen3-VL-4B without deepstack; its published sizes are not at hand.
+    "qwen3.5-4b-vl": _QWEN35 | _sizes(2560, 9216, 32, 16, 4, True)
+        | dict(architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", image_token_id=248056,
+               vision_config=_QWEN_VISION | dict(out_hidden_size=2560)),
     "qwen3.6-35b-a3b": _QWEN35
         | dict(architectures=["Qwen3_5MoeForCausalLM"], model_type="qwen3_5_moe_text", hidden_size=2048,
                num_hidden_layers=40, num_attention_heads=16, num_key_value_heads=2, tie_word_embeddings=False,

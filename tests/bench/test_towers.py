@@ -10,7 +10,7 @@ import torch
 from pace.bench.limits import Limits
 from pace.bench.plan import PROCESS_BYTES, plan
 from pace.bench.prediction import efficiency
-from pace.bench.towers import Encoding, blank
+from pace.bench.towers import CLIP_TOKENS, Encoding
 from pace.llm.engine.media import MEDIA_CACHE_BYTES
 from pace.llm.models.model_list import read_config
 from pace.ops import native
@@ -42,10 +42,6 @@ def tower_of(config: dict):
     return model_class(parsed, torch.bfloat16, native).towers[0]
 
 
-def flops_of(encoding: Encoding) -> int:
-    return sum(run.flops + run.attention_flops for run in encoding.runs)
-
-
 @pytest.mark.parametrize("num_tokens", [300, 1024])
 def test_operations_by_hand(num_tokens):
     size, inner, rows, merged = 1024, 4096, 4 * num_tokens, 4096
@@ -53,10 +49,10 @@ def test_operations_by_hand(num_tokens):
     merger = 2 * num_tokens * (merged * merged + merged * 2048)
     patches = 2 * rows * 3 * 2 * 16 * 16 * size
     encoding = Encoding(tower_of(QWEN3_VL_2B), num_tokens)
-    assert flops_of(encoding) == 24 * block + 4 * merger + patches
+    assert encoding.flops == 24 * block + 4 * merger + patches
     reached = efficiency("avx2", torch.bfloat16)
     attention = 24 * 4 * rows * rows * size
-    expected = (flops_of(encoding) - attention) / reached.products + attention / reached.prefill_attention
+    expected = (encoding.flops - attention) / reached.products + attention / reached.prefill_attention
     assert encoding.plan(torch.bfloat16, LIMITS).encode_seconds == pytest.approx(expected / 200e9)
 
 
@@ -65,7 +61,7 @@ def test_windows_need_less_attention():
     config = QWEN3_VL_2B | {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
     config["text_config"] = {name: value for name, value in TEXT.items() if name not in ("head_dim", "rope_scaling")}
     flops = [
-        flops_of(Encoding(tower_of(config | {"vision_config": vision | {"fullatt_block_indexes": full}}), 16 * 16))
+        Encoding(tower_of(config | {"vision_config": vision | {"fullatt_block_indexes": full}}), 16 * 16).flops
         for full in ([0, 1, 2, 3], [1])
     ]
     whole, window, sides = 1024, 64, 16
@@ -84,7 +80,7 @@ def test_memory_is_that_of_the_largest_program_at_least(kind, tmp_path):
         tower = model._model.tower(kind)
         planned = Encoding(tower, 60).plan(torch.float32, LIMITS)
         assert planned.weight_bytes == tower.nbytes and planned.kind == kind
-        media = blank(tower, 60)
+        media = tower.blank(60 if kind == "image" else CLIP_TOKENS)
         rows = run_to_end(runner.encode(media))
         assert rows.shape == (planned.num_tokens, tower.width) and rows.nbytes == planned.row_bytes
         used = max(program.buffer_bytes for program in runner._slices.values()) + media.features.nbytes + rows.nbytes

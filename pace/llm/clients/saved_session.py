@@ -1,4 +1,4 @@
-"""Saves the sequence of a session in a file, and loads it: the tokens, and what the cache holds of them."""
+"""Saves the sequence of a session in a file, and loads it: tokens and media, and what the cache holds of them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from pace.llm.cache.groups import first_kept
 from pace.llm.cache.identity import ModelIdentity
 from pace.llm.cache.room import Room
 from pace.llm.cache.saved_file import SavedFile, write_file
+from pace.llm.clients.saved_media import describe, feature_bytes, read_media, whole_media
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.sequence import AdapterKey, Sequence
+from pace.media.media import MediaSpan
 
 logger = logging.getLogger("pace")
 
@@ -41,6 +43,7 @@ class Saved(NamedTuple):
     """Data of the program that saved it."""
     adapter: AdapterKey = ()
     """The adapters that it was computed with."""
+    media: tuple[MediaSpan, ...] = ()
 
 
 class _Lost(Exception):
@@ -79,6 +82,7 @@ def _save_once(driver: EngineDriver, sequence: Sequence, path: Path, about: dict
     if extent.num_tokens < len(sequence.tokens):
         raise _Lost
     pieces = list(extent.pieces(spec))
+    features = [feature_bytes(media) for media in whole_media(sequence.media)]
     head = {
         "model": about,
         "num_prompt_tokens": sequence.num_prompt_tokens,
@@ -88,17 +92,21 @@ def _save_once(driver: EngineDriver, sequence: Sequence, path: Path, about: dict
     }
     if sequence.adapter:
         head["adapter"] = sequence.adapter
+    if sequence.media:
+        head["media"] = describe(sequence.media)
 
     def contents() -> Iterator[bytes | memoryview]:
         yield tokens
         yield note
+        yield from features
         for piece in pieces:
             data = _call(driver, partial(_read, sequence=sequence, piece=piece, num_tokens=extent.num_tokens))
             if data is None:
                 raise _Lost
             yield data.data
 
-    write_file(path, head, [len(tokens), len(note), *(piece.num_bytes for piece in pieces)], contents())
+    before = [len(tokens), len(note), *map(len, features)]
+    write_file(path, head, [*before, *(piece.num_bytes for piece in pieces)], contents())
 
 
 def _read(engine: Engine, sequence: Sequence, piece: Piece, num_tokens: int) -> np.ndarray | None:
@@ -136,7 +144,8 @@ def load(driver: EngineDriver, sequence: Sequence, path: Path) -> bytes:
             )
         num_tokens = saved.extent.num_tokens
         has_room = _call(driver, lambda engine: _begin(engine, sequence, saved))
-        for piece, data in zip(pieces, file.pieces(2), strict=True):  # checks all, also without room
+        of_cache = file.pieces(2 + len(whole_media(saved.media)))
+        for piece, data in zip(pieces, of_cache, strict=True):  # checks all, also without room
             if has_room:
                 write = partial(_write, sequence=sequence, piece=piece, data=data, num_tokens=num_tokens)
                 has_room = _call(driver, write)
@@ -175,13 +184,17 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
         )
     if tokens and not 0 <= min(tokens) <= max(tokens) < engine.model.vocab_size:
         raise ValueError("it has tokens that this model does not have")
+    entries = head.get("media", [])
+    num_first = 2 + (len(entries) if isinstance(entries, list) else len(file.sizes))
     spec = engine.cache.spec
     extent = Extent(num_computed, tuple(starts) if isinstance(starts, list) else (), head.get("has_mark") is True)
     pieces = list(extent.pieces(spec)) if extent.is_valid(spec) else None
-    if pieces is None or file.sizes[2:] != [piece.num_bytes for piece in pieces]:
+    if pieces is None or file.sizes[num_first:] != [piece.num_bytes for piece in pieces]:
         raise ValueError("its keys and values have another layout than this model's")
     adapter = _adapter_of(head.get("adapter", []))
-    return Saved(tokens, num_prompt_tokens, extent, bytes(file.piece(1)), adapter), pieces
+    placeholders = {tower.kind: tower.placeholder for tower in engine.model.towers}
+    media = read_media(entries, [file.piece(number) for number in range(2, num_first)], tokens, placeholders)
+    return Saved(tokens, num_prompt_tokens, extent, bytes(file.piece(1)), adapter, media), pieces
 
 
 def _adapter_of(value: Any) -> AdapterKey:
@@ -197,7 +210,7 @@ def _adapter_of(value: Any) -> AdapterKey:
 def _begin(engine: Engine, sequence: Sequence, saved: Saved) -> bool:
     """Gives the sequence its tokens, and room in the cache. Returns False without room."""
     cache, scheduler = engine.cache, engine.scheduler
-    sequence.tokens, sequence.num_prompt_tokens = saved.tokens, saved.num_prompt_tokens
+    sequence.tokens, sequence.num_prompt_tokens, sequence.media = saved.tokens, saved.num_prompt_tokens, saved.media
 
     def take() -> bool:
         if not take_room(cache, sequence, saved.extent):

@@ -28,6 +28,8 @@ IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Mistral3ForConditionalGeneration": PixtralImageProcessor,
     "Qwen2VLForConditionalGeneration": QwenImageProcessor,
     "Qwen2_5_VLForConditionalGeneration": QwenImageProcessor,
+    "Qwen3_5ForConditionalGeneration": QwenImageProcessor,
+    "Qwen3_5MoeForConditionalGeneration": QwenImageProcessor,
     "Qwen3VLForConditionalGeneration": QwenImageProcessor,
     "Qwen3VLMoeForConditionalGeneration": QwenImageProcessor,
     "Qwen3OmniMoeForConditionalGeneration": QwenImageProcessor,

@@ -1,4 +1,4 @@
-"""The vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+"""The vision towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
 
 An image is a grid of patches. The rows of `merge * merge` neighbouring patches follow each other, and become one row
 for the text model. Source: `modeling_qwen3_vl.py`, `modeling_qwen2_5_vl.py` and `modeling_qwen2_vl.py` of
@@ -197,6 +197,13 @@ class QwenVisionTower(Tower):
             )
         pieces = patches.detach().float().cpu().split([math.prod(grid) for grid in grids])
         return [self._media(piece.contiguous().numpy(), tuple(grid)) for piece, grid in zip(pieces, grids)]
+
+    def blank(self, num_tokens: int) -> Media:
+        rows = next(rows for rows in range(math.isqrt(num_tokens), 0, -1) if num_tokens % rows == 0)
+        merge = self.config.spatial_merge_size
+        grid = 1, rows * merge, num_tokens // rows * merge
+        features = np.zeros((math.prod(grid), self.patches.matrix.k), np.float32)
+        return Media("image", features, grid, num_tokens, b"")
 
     def _media(self, patches: np.ndarray, grid: Grid) -> Media:
         digest = hashlib.sha256(f"patches {grid} {patches.shape[1]} ".encode())

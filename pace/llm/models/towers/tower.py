@@ -65,6 +65,12 @@ class Tower(Layer):
         """Makes media of the arrays in `input_names`, as a processor of transformers makes them. Raises ValueError or
         TypeError for arrays that do not fit the tower."""
 
+    def blank(self, num_tokens: int) -> Media:
+        """A medium of zeros, to predict or measure its encoding: the largest of at most this number of tokens, and the
+        smallest of all if each has more. An image is nearly a square. Raises NotImplementedError for a tower without
+        it."""
+        raise NotImplementedError(f"the size of an image for {type(self).__name__} is not known without its pixels")
+
     def angle_offsets(self, media: Media) -> tuple[np.ndarray, int]:
         """Positions `[3, num_tokens]` of a medium's rows in time, height and width, counted from its first one, and the
         number of positions that it takes (M-RoPE). The default is the positions of text."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.llm.models.states.hybrid_variants import GATED, MIXTURE
 from tests.llm.models.variants import SIZES, mrope, randomise, save_pretrained
 
 IMAGE = 90
@@ -16,6 +17,7 @@ IMAGE = 90
 MERGE, PATCH, TEXT_SIZE = 2, 4, SIZES["hidden_size"]
 VISION = {"patch_size": PATCH, "num_heads": 2, "out_hidden_size": TEXT_SIZE, "spatial_merge_size": MERGE}
 LONG = {"max_position_embeddings": 600, "eos_token_id": None, "pad_token_id": 0}
+HYBRID = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl": (
         {**SIZES, **LONG, "num_key_value_heads": 2, "head_dim": 12, "num_hidden_layers": 3, **mrope([2, 2, 2])},
@@ -47,6 +49,14 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             **VISION, "depth": 4, "hidden_size": 24, "intermediate_size": 40, "window_size": 3 * MERGE * PATCH,
             "fullatt_block_indexes": [1, 3],
         },
+    ),
+    "qwen3_5": (
+        {**SIZES, **LONG, **GATED, **HYBRID, **mrope([2, 1, 1])},
+        {**VISION, "depth": 3, "hidden_size": 24, "intermediate_size": 40, "num_position_embeddings": 36},
+    ),
+    "qwen3_5_moe": (
+        {**SIZES, **LONG, **GATED, **MIXTURE, **HYBRID, **mrope([1, 1, 1], partial_rotary_factor=0.5)},
+        {**VISION, "depth": 2, "hidden_size": 24, "intermediate_size": 40, "num_position_embeddings": 16},
     ),
 }  # fmt: skip
 """Fields of `text_config` and `vision_config`."""
