@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from pace.checkpoints.gguf.architectures.forms import Form
 from pace.checkpoints.gguf.projectors.projector import Projector, Tower, TowerFile, Whole
 from pace.checkpoints.gguf.projectors.siglip import siglip_names
 
@@ -18,12 +17,13 @@ NAMES = siglip_names(
     },
 )
 WHOLE = Whole("llava", "LlavaForConditionalGeneration")
-TEXTS = ("llama", "qwen2", "qwen3", "mistral3", "gemma")
+TEXTS = ("llama", "mistral3", "phi3", "qwen2", "qwen3")
 
 
 def llava(file: TowerFile) -> Tower:
     for name in ("mm.0.weight", "mm.2.weight"):  # MobileVLM, Yi-VL and LLaVA 1.0 have other projectors
         file.shape(name, 2)
+    file.shape("v.class_embd", 1)  # towers of SigLIP have none
     file.check_width(file.shape("mm.2.weight", 2)[0], "mm.2.weight")
     side, depth = file.integer("image_size"), file.integer("block_count")
     _refuse(file, depth)

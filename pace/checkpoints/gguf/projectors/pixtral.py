@@ -32,7 +32,7 @@ NAMES = TensorNames(
     BLOCKS,
 )
 PERMUTED = (".attn_q.weight", ".attn_k.weight")
-LLAVA, MISTRAL3 = (Whole(f"{name}", f"{name.title()}ForConditionalGeneration") for name in ("llava", "mistral3"))
+LLAVA, MISTRAL3 = (Whole(name, f"{name.title()}ForConditionalGeneration") for name in ("llava", "mistral3"))
 
 
 def pixtral(file: TowerFile) -> Tower:
@@ -54,6 +54,7 @@ def pixtral(file: TowerFile) -> Tower:
     }
     config |= {"spatial_merge_size": merge} if merges else {"vision_feature_select_strategy": "full"}
     settings = {
+        "image_processor_type": "PixtralImageProcessor",
         "size": {"longest_edge": side},
         "patch_size": {"height": patch, "width": patch},
         **file.normalisation(),

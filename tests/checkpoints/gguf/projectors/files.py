@@ -260,7 +260,7 @@ def depth_of(config: Fields, made: Family) -> int:
 def tower_tensors(state: dict[str, Tensor], made: Family, config: Fields) -> Iterator[tuple[str, str, Tensor]]:
     """Yields the name in the file, the name in the checkpoint, and the tensor."""
     depth = depth_of(config, made)
-    known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, max(3, depth))
+    known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, max(4, depth))
     for source, tensor in state.items():
         prefix = next((prefix for prefix in made.prefixes if re.match(prefix, source)), None)
         if prefix is None or re.search(r"\.head\.|packing_position|position_ids", source):
