@@ -78,6 +78,7 @@ from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM, Ol
 from pace.llm.models.families.olmo_hybrid import OlmoHybridForCausalLM
 from pace.llm.models.families.olmoe import OlmoeForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
+from pace.llm.models.families.paddleocr_vl import PaddleOCRVLForConditionalGeneration
 from pace.llm.models.families.phi import PhiForCausalLM
 from pace.llm.models.families.phi3 import Phi3ForCausalLM
 from pace.llm.models.families.phimoe import PhimoeForCausalLM
@@ -196,6 +197,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     OlmoForCausalLM,
     OlmoHybridForCausalLM,
     OPTForCausalLM,
+    PaddleOCRVLForConditionalGeneration,
     Phi3ForCausalLM,
     PhiForCausalLM,
     PhimoeForCausalLM,

@@ -14,6 +14,7 @@ from pace.llm.processors.internvl import InternVLImageProcessor
 from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
 from pace.llm.processors.llava import LlavaImageProcessor
 from pace.llm.processors.pixtral import PixtralImageProcessor
+from pace.llm.processors.paddleocr_vl import PaddleOCRVLImageProcessor
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.qwen_audio import Qwen3ASRAudioProcessor, Qwen3OmniAudioProcessor
 from pace.llm.processors.qwen_vl import QwenImageProcessor
@@ -26,6 +27,7 @@ IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Lfm2VlForConditionalGeneration": Lfm2VlImageProcessor,
     "LlavaForConditionalGeneration": LlavaImageProcessor,
     "Mistral3ForConditionalGeneration": PixtralImageProcessor,
+    "PaddleOCRVLForConditionalGeneration": PaddleOCRVLImageProcessor,
     "Qwen2VLForConditionalGeneration": QwenImageProcessor,
     "Qwen2_5_VLForConditionalGeneration": QwenImageProcessor,
     "Qwen3_5ForConditionalGeneration": QwenImageProcessor,

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pace.llm.layers import (
     Attention,
@@ -30,7 +29,15 @@ from pace.llm.layers import (
 )
 from pace.llm.models.model_config import MAX_LAYERS, activation, choice, count, flag, read_activation
 from pace.llm.models.towers.image_tower import ImageTower
-from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock, cut_patches, join_patches
+from pace.llm.models.towers.parts import (
+    PatchEmbedding,
+    RowMLP,
+    RowNorm,
+    VisionBlock,
+    cut_patches,
+    join_patches,
+    resized_table,
+)
 from pace.llm.models.towers.siglip import MAX_SIZE, SiglipVisionConfig, side
 from pace.llm.models.towers.tower import RunSlice, rows_batch
 from pace.media.media import Media
@@ -134,8 +141,7 @@ class InternVLTower(ImageTower):
             return None
         side, table = self.config.patches_per_side, self.positions.values.view(-1, self.config.hidden_size)[1:]
         if (rows, columns) != (side, side):
-            image = table.T.unflatten(1, (side, side))[None]
-            table = functional.interpolate(image, (rows, columns), mode="bicubic", align_corners=False)[0].flatten(1).T
+            table = resized_table(table, side, rows, columns, cubic=True)
         return table.repeat(tiles, 1)
 
     def enter(self, x: Tensor, media: Media, run: RunSlice) -> Tensor:

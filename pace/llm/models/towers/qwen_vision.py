@@ -40,7 +40,7 @@ from pace.llm.models.towers.qwen_vision_config import (
     Qwen3VisionConfig,
     QwenVisionConfig,
 )
-from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock
+from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock, interpolated
 from pace.llm.models.towers.tower import RunSlice, Tower, rows_batch, with_rows
 from pace.llm.models.whole_spans import scratch
 from pace.media.media import Media
@@ -252,18 +252,10 @@ class Qwen3VisionTower(QwenVisionTower):
     def positions_of(self, grid: Grid) -> Tensor:
         side = math.isqrt(self.config.num_position_embeddings)
         table = self.position_table.values.view(side * side, -1)
-        _, rows, columns = grid
-        taps, weights = [], []
-        for places, size in zip(self.places(grid), (rows, columns)):
-            at = places.float() * (side - 1) / max(size - 1, 1)
-            low = at.long()
-            taps.append((low, (low + 1).clamp(max=side - 1)))
-            weights.append((1 - (at - low), at - low))
-        found = torch.zeros(len(taps[0][0]), table.shape[1])
-        for i in range(2):
-            for j in range(2):
-                found += table[taps[0][i] * side + taps[1][j]] * (weights[0][i] * weights[1][j])[:, None]
-        return found
+        places = [
+            axis.float() * (side - 1) / max(size - 1, 1) for axis, size in zip(self.places(grid), grid[1:])
+        ]
+        return interpolated(table, side, *places)
 
     def tap(self, block: int, x: Tensor, run: RunSlice) -> Tensor | None:
         indexes = self.config.deepstack_visual_indexes
