@@ -47,9 +47,10 @@ class TakesTiles(TakesMedia):
     text_prefixes: ClassVar[dict[str, str]] = {
         "model.text_model.": "model.",
         "text_model.": "model.",
-        "model.vision_model.": "vision_model.",
-        "model.connector.": "vision_model.connector.",
-        "connector.": "vision_model.connector.",
+        "model.vision_model.": "vision_tower.",
+        "vision_model.": "vision_tower.",
+        "model.connector.": "vision_tower.connector.",
+        "connector.": "vision_tower.connector.",
     }
     other_parts = ("model.vision_model.", "model.connector.", "vision_model.", "connector.")
 

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.llm.layers import LayerNorm, NoNorm
+from pace.llm.layers import NoNorm
 from pace.llm.models.model_config import MAX_LAYERS, count
-from pace.llm.models.towers.image_tower import ImageTower
-from pace.llm.models.towers.parts import PatchEmbedding, RowLinear, RowNorm, VisionBlock, cut_patches, join_patches
-from pace.llm.models.towers.siglip import MAX_SIZE, SiglipVisionConfig, position_table, side, siglip_block
+from pace.llm.models.towers.parts import RowLinear, join_patches
+from pace.llm.models.towers.siglip import MAX_SIZE, SiglipTower, SiglipVisionConfig, side
 from pace.llm.models.towers.tower import RunSlice, rows_batch
 from pace.media.media import Media
 from pace.naming import shown
@@ -50,38 +49,29 @@ class Idefics3VisionConfig(SiglipVisionConfig):
         return replace(cls.read(raw.get("vision_config")), scale_factor=factor, keeps_first=is_smolvlm)
 
 
-class Idefics3Tower(ImageTower):
-    """Tiles are squares, most often of `image_size`. Media have their pixels, float32 `[T, C, S, S]`."""
+class Idefics3Tower(SiglipTower):
+    """Tiles are squares, most often of `image_size`. Media have their pixels, float32 `[T, C, S, S]`. The projector's
+    tensors, `connector` in the checkpoint, are under `vision_tower.connector` here."""
 
-    prefix = "vision_model."
     input_names = ("pixel_values", "pixel_attention_mask")
+    config: Idefics3VisionConfig
 
     def __init__(self, config: Idefics3VisionConfig, width: int, placeholder: int):
         """`width`: the text's hidden_size."""
-        self.config = config
+        super().__init__(config, placeholder)
         self.width = width
-        self.placeholder = placeholder
-        self.cache = config.cache
-        size, name = config.hidden_size, "vision_model.embeddings"
-        self.patches = PatchEmbedding(f"{name}.patch_embedding", size, config.patch_shape, bias=True, positions=True)
-        self.position_table = position_table(f"{name}.position_embedding.weight", config.patches_per_side**2, size)
-        self.blocks = [
-            VisionBlock(siglip_block(f"vision_model.encoder.layers.{index}", config), size, config.cache, None)
-            for index in range(config.num_hidden_layers)
-        ]
-        self.norm = RowNorm(LayerNorm("vision_model.post_layernorm", size, config.layer_norm_eps), size)
-        joined = size * config.scale_factor**2
-        target = {"vision_model.connector.modality_projection.proj": width}
+        joined = config.hidden_size * config.scale_factor**2
+        target = {"vision_tower.connector.modality_projection.proj": width}
         self.projector = RowLinear(NoNorm(), target, joined, bias=False)
 
-    def patches_of(self, media: Media) -> Tensor:
-        return cut_patches(torch.from_numpy(media.features), self.config.patch_size)
+    def num_tokens(self) -> int:
+        return (self.config.patches_per_side // self.config.scale_factor) ** 2
 
     def positions_of(self, media: Media) -> Tensor:
         tiles, rows, columns = media.grid
         table_side = self.config.patches_per_side
         at = nearest(rows, table_side)[:, None] * table_side + nearest(columns, table_side)
-        return self.position_table.values.view(table_side**2, -1)[at.flatten()].repeat(tiles, 1)
+        return super().positions_of(media)[at.flatten()].repeat(tiles, 1)
 
     def project(self, x: Tensor, media: Media, run: RunSlice) -> Tensor:
         joined = join_patches(run(self.norm, rows_batch(x), ()), media.grid, self.config.scale_factor)

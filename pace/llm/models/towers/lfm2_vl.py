@@ -16,9 +16,8 @@ from torch import Tensor
 
 from pace.llm.layers import LayerNorm, NoNorm
 from pace.llm.models.model_config import activation, count, flag, read_declared
-from pace.llm.models.towers.image_tower import ImageTower
-from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock, join_patches
-from pace.llm.models.towers.siglip import SiglipVisionConfig, position_table, siglip_block
+from pace.llm.models.towers.parts import RowMLP, join_patches
+from pace.llm.models.towers.siglip import SiglipTower, SiglipVisionConfig
 from pace.llm.models.towers.tower import RunSlice, rows_batch
 from pace.media.media import Media
 from pace.naming import shown
@@ -40,8 +39,14 @@ class Siglip2VisionConfig(SiglipVisionConfig):
             raise ValueError(f"config.json: vision_config.num_patches must be a square; got {self.num_patches}")
 
     @property
-    def patch_floats(self) -> int:
-        return math.prod(self.patch_shape)
+    def patch_shape(self) -> tuple[int, ...]:
+        """Floats of a patch: rows, columns and channels."""
+        return (self.patch_size**2 * self.num_channels,)
+
+    @property
+    def patches_per_side(self) -> int:
+        """Positions on a side of the table."""
+        return math.isqrt(self.num_patches)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,29 +65,19 @@ class Lfm2VlProjectorConfig:
         return cls(**read_declared(cls, raw))
 
 
-class Lfm2VlTower(ImageTower):
-    """Media have the patches of tiles of one shape, and then those of the thumbnail."""
+class Lfm2VlTower(SiglipTower):
+    """Media have the patches of tiles of one shape, and then those of the thumbnail. The projector's tensors are under
+    `vision_tower.multi_modal_projector` here."""
 
-    prefix = "vision_tower."
     input_names = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
+    config: Siglip2VisionConfig
 
     def __init__(self, config: Siglip2VisionConfig, projector: Lfm2VlProjectorConfig, width: int, placeholder: int):
         """`width`: the text's hidden_size."""
-        self.config = config
-        self.factor = projector.downsample_factor
+        super().__init__(config, placeholder)
         self.width = width
-        self.placeholder = placeholder
-        self.cache = config.cache
-        size, name = config.hidden_size, "vision_tower.embeddings"
-        shape = (config.patch_floats,)
-        self.patches = PatchEmbedding(f"{name}.patch_embedding", size, shape, bias=True, positions=True)
-        self.position_table = position_table(f"{name}.position_embedding.weight", config.num_patches, size)
-        self.blocks = [
-            VisionBlock(siglip_block(f"vision_tower.encoder.layers.{index}", config), size, config.cache, None)
-            for index in range(config.num_hidden_layers)
-        ]
-        self.norm = RowNorm(LayerNorm("vision_tower.post_layernorm", size, config.layer_norm_eps), size)
-        name, joined = "vision_tower.multi_modal_projector", size * self.factor**2
+        self.factor = projector.downsample_factor
+        name, joined = "vision_tower.multi_modal_projector", config.hidden_size * self.factor**2
         self.projector = RowMLP(
             LayerNorm(f"{name}.layer_norm", joined, PROJECTOR_EPS) if projector.projector_use_layernorm else NoNorm(),
             {f"{name}.linear_1": projector.projector_hidden_size},
@@ -91,6 +86,9 @@ class Lfm2VlTower(ImageTower):
             projector.projector_hidden_act,
             projector.projector_bias,
         )
+
+    def num_tokens(self) -> int:
+        return self.config.num_patches // self.factor**2
 
     def pieces(self, media: Media) -> Iterator[Media]:
         if media.thumbnail is None:
@@ -104,12 +102,14 @@ class Lfm2VlTower(ImageTower):
         grid = (1, *media.thumbnail)
         yield replace(tiles, features=media.features[-patches:], grid=grid, num_tokens=tokens)
 
+    def patches_of(self, media: Media) -> Tensor:
+        return torch.from_numpy(media.features)
+
     def positions_of(self, media: Media) -> Tensor:
         tiles, rows, columns = media.grid
-        side = math.isqrt(self.config.num_patches)
+        side = self.config.patches_per_side
         weights = taps(rows, side)[:, None, :, None] * taps(columns, side)[None, :, None, :]
-        table = self.position_table.values.view(side * side, -1)
-        return (weights.reshape(rows * columns, side * side) @ table).repeat(tiles, 1)
+        return (weights.reshape(rows * columns, side * side) @ super().positions_of(media)).repeat(tiles, 1)
 
     def project(self, x: Tensor, media: Media, run: RunSlice) -> Tensor:
         joined = join_patches(run(self.norm, rows_batch(x), ()), media.grid, self.factor)
@@ -122,7 +122,7 @@ class Lfm2VlTower(ImageTower):
         if missing := [name for name in self.input_names if inputs.get(name) is None]:
             raise ValueError(f"images are given as {', '.join(self.input_names)}; {missing[0]} is missing")
         pixels, mask, shapes = (torch.as_tensor(inputs[name]).detach().cpu() for name in self.input_names)
-        k = self.config.patch_floats
+        (k,) = self.config.patch_shape
         if not pixels.is_floating_point() or pixels.ndim != 3 or pixels.shape[2] != k:
             raise ValueError(f"pixel_values must be floats [tiles, patches, {k}]; got {pixels.dtype} {list(pixels.shape)}")
         if mask.shape != pixels.shape[:2] or shapes.shape != (len(pixels), 2):

@@ -94,7 +94,7 @@ class SiglipVisionConfig(VisionConfig):
         return Positions(self.num_attention_heads, self.head_dim, self.head_dim)
 
     @property
-    def patch_shape(self) -> tuple[int, int, int]:
+    def patch_shape(self) -> tuple[int, ...]:
         """Channels, rows and columns of a patch."""
         return self.num_channels, self.patch_size, self.patch_size
 

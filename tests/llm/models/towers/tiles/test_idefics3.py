@@ -16,7 +16,6 @@ from tests.llm.models.towers.test_qwen_vision import load as load_model
 from tests.llm.models.towers.tiles.making import (
     IMAGE,
     MODELS,
-    PATCH,
     SETTINGS,
     SIDE,
     TEXT,
@@ -320,4 +319,3 @@ def test_fields_that_are_refused(fields, error, message) -> None:
     if "text_config" not in fields:
         assert str(raised.value).endswith("; media=False loads the text model alone")
         assert read_config(config | fields)[1].vision is None
-    assert PATCH
