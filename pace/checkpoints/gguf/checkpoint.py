@@ -27,7 +27,7 @@ from pace.checkpoints.gguf.projectors.projector import Towers
 from pace.checkpoints.gguf.projectors.registry import ARCHITECTURE as MMPROJ
 from pace.checkpoints.gguf.projectors.registry import read_towers
 from pace.checkpoints.gguf.shards import check_shards, shard_paths
-from pace.checkpoints.gguf.tokens import add_tokens
+from pace.checkpoints.gguf.tokens import rename_tokens
 from pace.checkpoints.reader import PIECE_BYTES, OpenFiles, row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
 from pace.ops.blocks import BlockRows, BlockType
@@ -94,7 +94,7 @@ class GgufCheckpoint(OpenFiles):
             self.add(name, file, tensor.sources[0])
             self._sources[name] = tensor.sources[0]
         self.towers, self.config = towers, towers.config
-        add_tokens(self.metadata, towers.new_tokens)
+        rename_tokens(self.metadata, towers.renamed)
         self.tensors |= {name: self._info(name) for name in towers.tensors}
 
     @property

@@ -64,15 +64,16 @@ def read_tokens(metadata: Metadata) -> Tokens | None:
     return metadata.__dict__["tokens"]
 
 
-def add_tokens(metadata: Metadata, texts: list[str]) -> None:
-    """Adds control tokens after those of a vocabulary, in place."""
-    if texts:
-        kinds = read_tokens(metadata).types
-        metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], *texts]
-        metadata["tokenizer.ggml.token_type"] = np.append(kinds, [CONTROL] * len(texts))
-        if (scores := metadata.numbers("tokenizer.ggml.scores")) is not None:
-            metadata["tokenizer.ggml.scores"] = np.append(scores, np.zeros(len(texts), scores.dtype))
-        del metadata.__dict__["tokens"]
+def rename_tokens(metadata: Metadata, names: dict[int, str]) -> None:
+    """Gives tokens of a vocabulary other texts, in place. They become control tokens."""
+    tokens = read_tokens(metadata)
+    if tokens is None or not names:
+        return
+    texts, types = list(tokens.texts), tokens.types.copy()
+    for index, name in names.items():
+        texts[index], types[index] = name, CONTROL
+    metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"] = texts, types
+    del metadata.__dict__["tokens"]
 
 
 def _read(metadata: Metadata) -> Tokens | None:

@@ -8,6 +8,8 @@ from pace.checkpoints.gguf.projectors.siglip import siglip_names
 
 POOLED = 4
 """Rows of patches that one row of pooled patches has, unless a file states it."""
+UNUSED = r"<unused\d+>"
+"""Tokens that no text has. The converter leaves out the placeholder, which lies after the sentencepiece vocabulary."""
 NAMES = siglip_names(
     "vision_tower.vision_model",
     {
@@ -31,8 +33,7 @@ def gemma3(file: TowerFile) -> Tower:
     config = {
         "vision_config": vision,
         "mm_tokens_per_image": num_tokens,
-        # Some files lack the rows of the embedding that no text uses.
-        "image_token_index": file.placeholder("<image_soft_token>", may_lack=True),
+        "image_token_index": file.placeholder("<image_soft_token>", instead=UNUSED),
     }
     settings = {"size": size, "image_seq_length": num_tokens, **file.normalisation()}
     return Tower(config, settings, file.tensors(NAMES, {"mm.soft_emb_norm.weight": PLUS_ONE}))

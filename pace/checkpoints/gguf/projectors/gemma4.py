@@ -20,6 +20,8 @@ POOLED = 3
 """Rows of patches that one row of pooled patches has, unless a file states it."""
 MAX_TOKENS = 280
 """Maximum rows for the text model of an image."""
+PADDING = 0
+"""Id of the token whose embeddings of layers rows of an image have, unless a file states it."""
 TABLE, MATRIX = "v.position_embd.weight", "mm.input_projection"
 BOUND = Form(lambda shape: () if shape == (1,) else shape)
 """A number that is a vector in a file."""
@@ -93,7 +95,9 @@ def gemma4(file: TowerFile) -> Tower:
         "standardize": file.has("v.std_bias"),
     }
     forms = {PATCHES: ROWS_OF_PIXELS, **dict.fromkeys(bounds, BOUND)}
-    text = {} if _has_embeddings_of_layers(file) else {"use_bidirectional_attention": "vision"}
+    text: Fields = {} if file.config.get("pad_token_id") is not None else {"pad_token_id": PADDING}
+    if not file.config.get("hidden_size_per_layer_input"):  # in E2B and E4B, rows of an image see only earlier ones
+        text["use_bidirectional_attention"] = "vision"
     return Tower(_config(file, vision), _settings(vision), file.tensors(NAMES, forms), text=text)
 
 
@@ -118,11 +122,6 @@ def _config(file: TowerFile, vision: Fields) -> Fields:
 
 def _settings(vision: Fields) -> Fields:
     return {"max_soft_tokens": MAX_TOKENS, **{name: vision[name] for name in ("patch_size", "pooling_kernel_size")}}
-
-
-def _has_embeddings_of_layers(file: TowerFile) -> bool:
-    """True for E2B and E4B, in which rows of an image see only earlier ones."""
-    return bool(file.config.get("hidden_size_per_layer_input"))
 
 
 def without_sound(file: TowerFile) -> Tower:

@@ -41,8 +41,7 @@ def llava(file: TowerFile) -> Tower:
         "projector_hidden_act": "gelu",
         "multimodal_projector_bias": file.has("mm.0.bias"),
         "image_seq_length": (side // max(1, vision["patch_size"])) ** 2,
-        # The tokenizer of the first LLaVA has no placeholder.
-        "image_token_index": file.placeholder("<image>", may_lack=True),
+        "image_token_index": file.placeholder("<image>"),
     }
     settings = {
         "size": {"shortest_edge": side},

@@ -9,6 +9,7 @@ gguf-py/gguf/tensor_mapping.py."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
@@ -84,8 +85,8 @@ class TowerFile:
         of_sound = [source for source in file.tensors if source.startswith(("a.", "mm.a."))]
         self.sources = of_sound if kind == SOUND else [name for name in file.tensors if name not in of_sound]
         """Names of the tower's tensors."""
-        self.new_tokens: list[str] = []
-        """Placeholders that the text's vocabulary lacks. Their ids follow those of its tokens."""
+        self.renamed: dict[int, str] = {}
+        """Ids of unused tokens of the text's vocabulary, and the placeholders that take their place."""
 
     def integer(self, name: str) -> int:
         """Value of a key that must be there."""
@@ -152,18 +153,18 @@ class TowerFile:
             found[name] = [_statistic(float(value)) for value in values]
         return found
 
-    def placeholder(self, token: str, may_lack: bool = False) -> int:
-        """Returns the id of a placeholder in the text's vocabulary. If that `may_lack` it, the token becomes one of
-        `new_tokens`."""
+    def placeholder(self, token: str, instead: str | None = None) -> int:
+        """Returns the id of a placeholder in the text's vocabulary. If that has none, the token becomes the first that
+        matches the pattern `instead`."""
         tokens = read_tokens(self.text)
         if tokens is not None and token in tokens.ids:
             return tokens.ids[token]
-        if tokens is None or not may_lack:
-            raise ValueError(
-                f"{self.text.path} has no token {token} in its vocabulary, which stands for a row of a tower"
-            )
-        self.new_tokens.append(token)
-        return len(tokens.texts) + self.new_tokens.index(token)
+        if tokens is not None and instead is not None:
+            for index, text in enumerate(tokens.texts):
+                if re.fullmatch(instead, text):
+                    self.renamed[index] = token
+                    return index
+        raise ValueError(f"{self.text.path} has no token {token} in its vocabulary, which stands for a row of a tower")
 
     def tensors(self, names: TensorNames, forms: Mapping[str, Form] = {}) -> dict[str, TowerTensor]:
         """The tensors of the tower by the Hub's names. `forms`: forms by names of the file."""
@@ -203,8 +204,8 @@ class Towers:
     """Section of processor_config.json -> settings of a processor."""
     tensors: dict[str, TowerTensor] = field(default_factory=dict)
     """By the Hub's names."""
-    new_tokens: list[str] = field(default_factory=list)
-    """Tokens to be added to the text's vocabulary."""
+    renamed: dict[int, str] = field(default_factory=dict)
+    """Tokens of the text's vocabulary that get another text, by id."""
 
 
 def with_sections(text: Metadata, config: Fields) -> Fields:

@@ -67,7 +67,7 @@ def read_towers(file: GgufFile, text: Metadata, config: Fields) -> Towers:
         text_config |= tower.text
         towers.settings[SECTIONS[kind]] = tower.settings
         towers.tensors |= tower.tensors
-        towers.new_tokens += of_kind.new_tokens
+        towers.renamed |= of_kind.renamed
         unused |= {*tower.unused}
     _check_deepstack(file, text, beside)
     towers.config = {name: config[name] for name in OF_THE_WHOLE if name in config}

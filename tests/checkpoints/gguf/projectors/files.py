@@ -67,7 +67,8 @@ def of_pixtral(name: str, tensor: Tensor, vision: Fields) -> tuple[str, Tensor]:
 
 def pixtral_keys(config: Fields) -> Fields:
     merge = {"vision.spatial_merge_size": config["spatial_merge_size"]} if "spatial_merge_size" in config else {}
-    return {f"use_{config['vision_config']['hidden_act']}": True, **merge}
+    activation = {f"use_{config['vision_config']['hidden_act']}": True}
+    return {**activation, **merge, "vision.attention.layer_norm_epsilon": 1e-5}
 
 
 def of_internvl(name: str, tensor: Tensor, vision: Fields) -> tuple[str, Tensor]:
@@ -149,7 +150,8 @@ FAMILIES = {
     ),
     "lfm2_vl": Family(
         "lfm2", "<image>", SIGLIP | PROJECTOR,
-        lambda config: GELU | {"vision.projector.scale_factor": config["downsample_factor"]}, of_lfm2,
+        lambda config: GELU | {"vision.projector.scale_factor": config["downsample_factor"], "vision.image_size": 256},
+        of_lfm2,
     ),
     "llava": Family(
         "mlp", "<image>", SIGLIP | PROJECTOR, lambda config: {"use_gelu": False, "has_llava_projector": True}, of_llava,
