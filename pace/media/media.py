@@ -57,7 +57,7 @@ class Media:
 @dataclass(frozen=True, eq=False)
 class MediaSpan:
     """A run of placeholders in a prompt: the tokens `start .. end - 1` stand for rows of `media`, from `first` on. A
-    medium of several runs has as many spans."""
+    medium has one span for each of its runs."""
 
     start: int
     media: Media

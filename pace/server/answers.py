@@ -186,9 +186,7 @@ class Answer:
             completion_tokens=0 if self._job.max_tokens == 0 else sum(choice.num_read for choice in self._choices),
             cached_tokens=sum(sequence.stats.num_reused for sequence in firsts),
             reasoning_tokens=sum(choice.num_thought for choice in self._choices),
-            audio_tokens=sum(
-                span.length for row in firsts for span in row.media if span.media.kind == "audio"
-            ),
+            audio_tokens=sum(span.length for row in firsts for span in row.media if span.media.kind == "audio"),
         )
 
     @property

@@ -87,7 +87,9 @@ class CacheManager:
         idle_slot_bytes = prefix_cache_bytes * num_slots * slots.slot_bytes // budget_bytes
         max_idle_blocks = (prefix_cache_bytes - idle_slot_bytes) // spec.block_bytes
         self.states: StateCache | NoStates = NoStates()
-        if spec.has_states:
+        self.has_states = spec.has_states
+        """True if the model has layers with states, which each step must `plan`."""
+        if self.has_states:
             self.states = StateCache(slots, num_slots, -(-idle_slot_bytes // slots.slot_bytes))
         self.pool: BlockPool
         self.allocator: BlockAllocator
@@ -136,10 +138,6 @@ class CacheManager:
     def free_room(self) -> Room:
         """Blocks and slots available to sequences."""
         return Room(self.pool.num_free, self.states.num_free)
-
-    @property
-    def has_states(self) -> bool:
-        return self.states.has_states
 
     @property
     def max_drafts(self) -> int:
@@ -196,6 +194,8 @@ class CacheManager:
 
     def _with_slot(self, take: Callable[[Sequence, int], bool], sequence: Sequence, num_tokens: int) -> bool:
         """Takes blocks by `take`, and a slot to write if the sequence needs one; both or nothing."""
+        if not self.has_states:
+            return take(sequence, num_tokens)
         if self.states.needed(sequence) > self.states.num_free or not take(sequence, num_tokens):
             return False
         self.states.reserve(sequence)
@@ -230,6 +230,9 @@ class CacheManager:
         model with states, certain tokens that are dropped nevertheless take the computed ones along, as in
         `truncate`."""
         assert num_tokens <= len(sequence.block_table) * BLOCK_SIZE
+        if not self.has_states:
+            sequence.num_computed = num_tokens
+            return
         seen = self.states.commit(sequence, num_tokens)
         sequence.num_computed = max(num_tokens, seen)
         if seen > num_tokens:

@@ -48,8 +48,6 @@ START = StatePoint(0, -1, 0)
 class StateCache:
     """The slots of all sequences of one model. Only the cache manager calls it."""
 
-    has_states = True
-
     def __init__(self, spec: SlotSpec, num_slots: int, max_idle_slots: int = 0) -> None:
         self.spec = spec
         self.pool = Pool(num_slots, max_idle_slots)
@@ -241,7 +239,6 @@ class StateCache:
 class NoStates:
     """For a model without states: nothing to hold."""
 
-    has_states = False
     pool = Pool(0)
     max_drafts = 2**31
     num_free = budget_bytes = touched_bytes = used_bytes = idle_bytes = 0

@@ -244,7 +244,10 @@ class Sampler:
         NaN or +inf, or no token is left. Returns None if only the largest are wanted: `argmax` finds those without
         rules, and any masks are then applied to `logits`."""
         plans = [span.sequence.strategy.plan for span in spans]
-        if not any(plan is not None and plan.needs_sampling for plan in plans):
+        for plan in plans:  # any() takes four times as long, in each step
+            if plan is not None and plan.needs_sampling:
+                break
+        else:
             if pending.bits is None:
                 return None
             if None not in plans:  # else a strategy needs the unmasked logits

@@ -53,6 +53,11 @@ class SeeingModel(FakeModel):
     def angle_positions(self, media: object, start: int, end: int) -> None:
         return None
 
+    @staticmethod
+    def row_at(position: int) -> int:
+        """Images begin at position 3."""
+        return position - 3
+
     def check_rows(self, batch: ForwardBatch) -> None:
         tokens, positions = batch.tokens.tolist(), batch.positions.tolist()
         places = [place for place, token in enumerate(tokens) if token >= FIRST_PLACEHOLDER]
@@ -60,7 +65,7 @@ class SeeingModel(FakeModel):
         assert places == ([] if batch.given is None else batch.given.at.tolist())
         for place, (number, row) in zip(places, given, strict=True):
             assert number == tokens[place] - FIRST_PLACEHOLDER
-            assert row == positions[place] - 3, "images begin at position 3"
+            assert row == self.row_at(positions[place])
 
 
 def image(number: int, num_tokens: int) -> Media:
@@ -237,3 +242,63 @@ def test_random_arrivals_in_a_small_cache(seed: int) -> None:
     run(engine)
     assert_right(engine, *kept)
     assert sum(sequence.stats.num_preemptions for sequence in kept) > 0
+
+
+class WholeModel(SeeingModel):
+    """Checks that the rows of an image are in one step, unless the cache has the others, and see its last row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole_media = True
+        self.ends: dict[int, int] = {}
+        """Number of an image -> position of its last token."""
+
+    def check_rows(self, batch: ForwardBatch) -> None:
+        super().check_rows(batch)
+        tokens, positions = batch.tokens.tolist(), batch.positions.tolist()
+        seen = positions if batch.spans.newest is None else batch.spans.newest.tolist()
+        for token, position, newest in zip(tokens, positions, seen, strict=True):
+            assert newest == self.ends.get(token - FIRST_PLACEHOLDER, position)
+        for number, end in self.ends.items():
+            own = [place for token, place in zip(tokens, positions) if token == FIRST_PLACEHOLDER + number]
+            assert not own or max(own) == end, "a step has an image up to its end"
+
+
+@pytest.mark.parametrize("max_tokens_per_step", [1, 2, 7, 22, 512])
+def test_a_step_has_whole_images(max_tokens_per_step: int) -> None:
+    model = WholeModel()
+    cache_options = {"prefix_cache_bytes": 25 * model.kv_spec.block_bytes}
+    engine = Engine.create(
+        model,
+        OPS,
+        100 * model.kv_spec.block_bytes,
+        cache_options=cache_options,
+        max_tokens_per_step=max_tokens_per_step,
+    )
+    model.ends = {1: 22, 2: 22, 3: 22}
+    writer, *others = ask(None, generated=30), ask(1), ask(2), ask(3, after=30)
+    run(engine, writer, *others)
+    again = ask(1, after=9)
+    run(engine, again)
+    assert again.stats.num_reused == 16, "a part of the image is in the cache"
+    assert_right(engine, writer, *others, again)
+
+
+def test_an_image_in_several_runs() -> None:
+    engine = make_engine(max_tokens_per_step=7)
+    rows = {3: 0, 4: 1, 6: 2, 7: 3, 8: 4, 11: 5} | {20 + place: 6 + place for place in range(20)}
+    engine.model.row_at = rows.__getitem__
+    prompt = [1, 2, 3, *[FIRST_PLACEHOLDER + 4 if place in rows else 5 for place in range(3, 45)]]
+    medium = Media("image", np.full((1, 1), 4, np.float32), (1, 1, 1), 26, b"four", runs=(2, 3, 1, 20))
+    starts, first, media = (3, 6, 11, 20), 0, []
+    for start, length in zip(starts, medium.runs):
+        media.append(MediaSpan(start, medium, first, length=length))
+        first += length
+    sequences = []
+    for _ in range(2):
+        sequence = Sequence(list(prompt), Sampling(), StoppingCriteria(50, end_tokens=[0]), 50)
+        sequence.media = tuple(media)
+        run(engine, sequence)
+        sequences.append(sequence)
+    assert_right(engine, *sequences)
+    assert engine.media.num_encoded == 1 and sequences[1].stats.num_reused == 32

@@ -27,7 +27,7 @@ class Clips:
 
 @dataclass(eq=False)
 class Sized:
-    """A medium of which only the size is known."""
+    """A medium without features."""
 
     kind: str
     layout: Layout

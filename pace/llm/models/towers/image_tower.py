@@ -24,8 +24,8 @@ TOGETHER = 1024
 
 
 class ImageTower(Tower):
-    """An image is a grid of tiles of the same size, and a tile a grid of patches, row by row. Rows of different tiles do
-    not see each other."""
+    """An image is a grid of tiles of the same size, and a tile is a grid of patches, row by row. Rows of different
+    tiles do not see each other."""
 
     kind = "image"
     patches: PatchEmbedding

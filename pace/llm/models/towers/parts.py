@@ -35,8 +35,7 @@ class PatchEmbedding(Slice):
 
 
 class VisionBlock(Slice):
-    """A block whose rows `[T, size]` see the others of their span in one of the groups of spans: those of an image, of
-    a tile, or of a window."""
+    """A block of rows `[T, size]`. A row sees the others of its span: those of an image, of a tile, or of a window."""
 
     def __init__(
         self, block: Block, size: int, cache: Positions, angle_half: int | None, group: int = 0, num_groups: int = 1

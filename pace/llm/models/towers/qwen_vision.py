@@ -34,13 +34,13 @@ from pace.llm.layers import (
     Vectors,
 )
 from pace.llm.layers.rotary import Angles
+from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock, interpolated
 from pace.llm.models.towers.qwen_vision_config import (
     Qwen2_5VisionConfig,
     Qwen2VisionConfig,
     Qwen3VisionConfig,
     QwenVisionConfig,
 )
-from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock, interpolated
 from pace.llm.models.towers.tower import RunSlice, Tower, rows_batch, with_rows
 from pace.llm.models.whole_spans import scratch
 from pace.media.media import Media
@@ -252,9 +252,7 @@ class Qwen3VisionTower(QwenVisionTower):
     def positions_of(self, grid: Grid) -> Tensor:
         side = math.isqrt(self.config.num_position_embeddings)
         table = self.position_table.values.view(side * side, -1)
-        places = [
-            axis.float() * (side - 1) / max(size - 1, 1) for axis, size in zip(self.places(grid), grid[1:])
-        ]
+        places = [axis.float() * (side - 1) / max(size - 1, 1) for axis, size in zip(self.places(grid), grid[1:])]
         return interpolated(table, side, *places)
 
     def tap(self, block: int, x: Tensor, run: RunSlice) -> Tensor | None:
