@@ -93,8 +93,8 @@ class Evaluation:
             lines.append(f"{'top-1 agreement':<20}{100 * self.top1_agreement:.2f} %")
         if self.tower is not None:
             lines.append(
-                f"{'rows of media':<20}{self.tower.num_rows}, with an error of {100 * self.tower.relative:.3f} % (smallest "
-                f"cosine: {self.tower.min_cosine:.6f})"
+                f"{'rows of media':<20}{self.tower.num_rows}, with an error of {100 * self.tower.relative:.3f} % "
+                f"(smallest cosine: {self.tower.min_cosine:.6f})"
             )
         return "\n".join(lines)
 
@@ -308,7 +308,7 @@ def _predictions(
 
 
 def _after_media(sessions: Sequence[Session], row: Row, num_rows: int) -> Iterator[tuple[list[Tensor], Tensor]]:
-    """`_predictions` of a window with media, each of which is appended as a whole. Placeholders are no targets."""
+    """`_predictions` of a window with media. Each medium is appended as a whole. Placeholders are no targets."""
     tokens, predicted = row.tokens, row.predicted
     for start, end, media in _runs_of(row, num_rows):
         piece = Prompts([tokens[start:end]], None, [media] if media else None)

@@ -63,8 +63,8 @@ def load(
     """Loads a checkpoint, found as in `load_model`, or a shape of `SHAPES` with random weights. Of a shape,
     `layers` keeps only the first layers. With `media`, the model has its towers.
 
-    Raises: what `load_model` raises; ValueError for an unknown `kv_cache_dtype`, for more layers than the shape has,
-    for `layers` with a checkpoint, or for `media` of a model without towers."""
+    Raises: what `load_model` raises; ValueError for an unknown `kv_cache_dtype`, for more layers than the shape has, or
+    for `layers` with a checkpoint. The same for `media` of a model without towers."""
     kv_dtype = parse_kv_cache_dtype(kv_cache_dtype, parse_dtype(dtype))
     before, started = resident_bytes() / MIB, time.perf_counter()
     if model_or_shape in SHAPES:
@@ -103,8 +103,8 @@ def measure(
     """Runs the model `repeats` times after a warm-up.
 
     Prefill is timed on a single prompt. Decode is timed on `batch` sequences of that length, over the steps in which
-    each of them gets a token. With `depth`, these sequences have `depth` positions with random keys and values instead. With `image_tokens`, the
-    encoding of an image of that many tokens is timed as well, and that of a clip of a minute.
+    each of them gets a token. With `depth`, these sequences have `depth` positions with random keys and values instead.
+    With `image_tokens`, the encoding of an image of that many tokens is timed as well, and that of a clip of a minute.
     Raises: ValueError if the model or its cache cannot hold the sequences, or a step cannot run all of them."""
     _check(subject, prompt, generated, batch, repeats, depth)
     prefill_seconds(subject, prompt)

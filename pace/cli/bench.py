@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.kv_cache_dtype,
         arguments.quantization,
         arguments.layers,
-        media=arguments.image_tokens is not None,
+        arguments.image_tokens is not None,
     )
     asked = arguments.prompt, arguments.generate, arguments.batch, arguments.repeats, arguments.context
     result = measure.measure(subject, *asked, arguments.image_tokens)

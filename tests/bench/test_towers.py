@@ -121,3 +121,27 @@ def test_the_command_prints_towers(tmp_path, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "\nan image of 1,000 tokens is encoded in 0.0 s (bfloat16), " in shown
     assert "\na minute of sound is encoded in " in shown
+
+
+@pytest.mark.skipif("native" not in backends(), reason="the native kernels are not built")
+def test_a_measured_encoding(tmp_path, capsys, monkeypatch):
+    from pace.bench import limits
+    from pace.cli import main
+
+    monkeypatch.setattr(limits, "measure", lambda seconds=0.0: LIMITS)
+    omni.save_omni(tmp_path)
+    words = ["bench", str(tmp_path), "--prompt", "8", "--generate", "2", "--repeats", "1"]
+    assert main([*words, "--image-tokens", "40", "--json"]) == 0
+    image, clip = json.loads(capsys.readouterr().out)["towers"]
+    for found, kind, num_tokens in ((image, "image", 40), (clip, "audio", CLIP_TOKENS)):
+        assert (found["kind"], found["tokens"]) == (kind, num_tokens)
+        assert found["encode_s"] > 0 and found["encode_mfu"] > 0 and found["weight_bytes"] > 0
+        assert found["predicted_ratio"] == pytest.approx(found["predicted_s"] / found["encode_s"], rel=1e-3)
+    assert main([*words, "--image-tokens", "40"]) == 0
+    shown = capsys.readouterr().out
+    assert "\nimage " in shown and "\nclip " in shown and " 40 tokens; measured is " in shown
+    assert main([*words, "--json"]) == 0 and json.loads(capsys.readouterr().out)["towers"] == []
+    from pace.assets import TINY
+
+    assert main(["bench", str(TINY), "--image-tokens", "40"]) == 1
+    assert "has no tower for images or sound; leave --image-tokens out" in capsys.readouterr().err

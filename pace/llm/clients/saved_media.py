@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from pace.media.media import Media, MediaSpan
 from pace.naming import shown
 
 FEATURE = np.dtype("<f4")
+FIELDS = tuple(field.name for field in dataclasses.fields(Media) if field.name not in ("features", "digest"))
+WRONG_FORM = "its head describes media in another form"
 
 
 def whole_media(spans: Iterable[MediaSpan]) -> list[Media]:
@@ -21,21 +24,13 @@ def whole_media(spans: Iterable[MediaSpan]) -> list[Media]:
 
 
 def describe(spans: Sequence[MediaSpan]) -> list[dict[str, Any]]:
-    """Returns the entry of each medium in a head: all but its features."""
+    """Returns the entry of each medium in a head: all but its features, and the first tokens of its runs."""
     entries: list[dict[str, Any]] = []
     for span in spans:
         media = span.media
         if not span.first:
-            entries.append(
-                {
-                    "kind": media.kind,
-                    "grid": media.grid,
-                    "shape": media.features.shape,
-                    "digest": media.digest.hex(),
-                    "lengths": media.runs,
-                    "starts": [],
-                }
-            )
+            entry = {name: getattr(media, name) for name in FIELDS}
+            entries.append(entry | {"shape": media.features.shape, "digest": media.digest.hex(), "starts": []})
         entries[-1]["starts"].append(span.start)
     return entries
 
@@ -67,26 +62,29 @@ def read_media(
 
 
 def _read_entry(entry: Any, data: bytearray, placeholders: Mapping[str, int]) -> tuple[Media, list[int]]:
-    fields = entry if isinstance(entry, dict) else {}
-    kind, grid, digest = (fields.get(name) for name in ("kind", "grid", "digest"))
-    shape, lengths, starts = (fields.get(name) for name in ("shape", "lengths", "starts"))
+    if not isinstance(entry, dict) or entry.keys() != {*FIELDS, "shape", "digest", "starts"}:
+        raise ValueError(WRONG_FORM)
+    fields = {name: entry[name] for name in FIELDS}
+    shape, digest, starts = entry["shape"], entry["digest"], entry["starts"]
+    kind, runs, num_tokens = fields["kind"], fields["runs"], fields["num_tokens"]
     right = (
-        isinstance(kind, str)
+        all(type(value) in (int, str, type(None)) or _are_counts(value, 1) for value in fields.values())
+        and isinstance(kind, str)
         and isinstance(digest, str)
-        and (grid is None or _are_counts(grid, 1) and len(grid) == 3)
         and _are_counts(shape, 1)
         and 4 * math.prod(shape) == len(data)
-        and _are_counts(lengths, 1)
+        and _are_counts(runs, 1)
         and _are_counts(starts, 0)
-        and len(lengths) == len(starts) > 0
+        and len(runs) == len(starts)
+        and sum(runs) == num_tokens
     )
     if not right:
-        raise ValueError("its head describes media in another form")
+        raise ValueError(WRONG_FORM)
     if kind not in placeholders:
         raise ValueError(f"it has {NOUNS.get(kind, shown(kind))}, and this model is loaded without a tower for them")
     features = np.frombuffer(data, FEATURE).reshape(shape).astype(np.float32, copy=False)
-    media = Media(kind, features, None if grid is None else tuple(grid), sum(lengths), _bytes_of(digest), tuple(lengths))
-    return media, starts
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return Media(features=features, digest=_bytes_of(digest), **plain), starts
 
 
 def _are_counts(values: Any, minimum: int) -> bool:
@@ -97,4 +95,4 @@ def _bytes_of(digest: str) -> bytes:
     try:
         return bytes.fromhex(digest)
     except ValueError:
-        raise ValueError("its head describes media in another form") from None
+        raise ValueError(WRONG_FORM) from None

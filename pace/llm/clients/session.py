@@ -144,8 +144,8 @@ class Session:
         for start, end in _extents(self.media):
             if start < num_tokens < end:
                 raise ValueError(
-                    f"the tokens {start} to {end - 1} are an image or a clip, which truncate keeps or drops as a whole; "
-                    f"got {num_tokens}"
+                    f"the tokens {start} to {end - 1} are an image or a clip, which truncate keeps or drops as a "
+                    f"whole; got {num_tokens}"
                 )
         self._run(lambda engine: self._cut(engine, num_tokens))
 

@@ -129,7 +129,10 @@ class MultiTokenDrafter(DraftHeadModel):
         return {}
 
     def angle_positions(self, media: Sequence[MediaSpan], start: int, end: int) -> np.ndarray | None:
-        return self._angle_positions(media, start, end)
+        positions = self._angle_positions(media, start, end)
+        if positions is None:
+            return None
+        return np.maximum(positions, 0)  # an image at the very start would begin before, without its first token
 
     def embed(self, ops: ForwardOps, batch: ForwardBatch) -> Tensor:
         rows = ops.given_rows(batch.given.rows[:, : self.hidden_size])

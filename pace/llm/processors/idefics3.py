@@ -143,7 +143,10 @@ class Idefics3ImageProcessor(ImageProcessor):
         """`pixel_values` float32 `[1, sum of T, 3, S, S]` and `pixel_attention_mask` int64 `[1, sum of T, S, S]` of ones:
         the images of one prompt."""
         pixels = np.concatenate([medium.features for medium in media])[None]
-        return {"pixel_values": pixels, "pixel_attention_mask": np.ones((*pixels.shape[:2], *pixels.shape[3:]), np.int64)}
+        return {
+            "pixel_values": pixels,
+            "pixel_attention_mask": np.ones((*pixels.shape[:2], *pixels.shape[3:]), np.int64),
+        }
 
     def tiling(self, height: int, width: int, max_tokens: int | None = None) -> Tiling:
         """The tiles of an image of this size. A limit of tokens lowers `size`, tile by tile. Raises MediaError if one

@@ -58,12 +58,22 @@ class Gemma3Config(TakesMediaConfig, Gemma2Config):
     def read_media(self, raw: dict[str, Any]) -> Any:
         vision = Gemma3VisionConfig.of_whole(raw, self.hidden_size)
         placeholder = read_token_id(raw, ("image_token_index", "image_token_id"), 262144)
-        if placeholder >= self.vocab_size:
-            raise NotImplementedError(
-                f"config.json: image_token_index = {placeholder} is not implemented: it must be below vocab_size, "
-                f"{self.vocab_size}"
-            )
+        if reason := self._why_not(vision, placeholder):
+            logger.warning("config.json: %s; the model takes text only", reason)
+            return self
         return replace(self, vision=vision, image_token_id=placeholder)
+
+    def _why_not(self, vision: Gemma3VisionConfig, placeholder: int) -> str:
+        """Why the model can take no images. transformers opens such checkpoints, too, and fails for the first image."""
+        if not vision.pool:
+            side = vision.patches_per_side
+            return (
+                f"mm_tokens_per_image = {vision.tokens_per_side**2} is not the square of a part of {side}, the patches "
+                "on a side of an image"
+            )
+        if placeholder >= self.vocab_size:
+            return f"image_token_index = {placeholder} is not below vocab_size, {self.vocab_size}"
+        return ""
 
     @property
     def full_every(self) -> int:

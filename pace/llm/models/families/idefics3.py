@@ -17,6 +17,12 @@ from pace.llm.models.towers.idefics3 import Idefics3Tower, Idefics3VisionConfig
 from pace.naming import shown
 from pace.ops.protocol import Ops
 
+LEFT_OVER = frozenset(
+    """is_llama_config perceiver_config pixel_shuffle_factor qk_layer_norms rope_interleaved transformers.js_config
+    use_resampler""".split()
+)
+"""Fields of the code that trained SmolVLM, which transformers does not read, in `text_config`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TakesTilesConfig(TakesMediaConfig):
@@ -30,11 +36,13 @@ class TakesTilesConfig(TakesMediaConfig):
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
         """Whether the head is tied is not read of `text_config`, and the id of padding of no other place."""
-        fields, text = super().text_part(raw), raw.get("text_config")  # type: ignore[misc]  # a mixin
-        if text is None:
-            return fields
-        fields["tie_word_embeddings"] = raw.get("tie_word_embeddings", False)
-        return fields | {"pad_token_id": text.get("pad_token_id")}
+        text = raw.get("text_config")
+        if not isinstance(text, dict):
+            return super().text_part(raw)  # type: ignore[misc]  # a mixin
+        text = {name: value for name, value in text.items() if name not in LEFT_OVER}
+        whole = {name: value for name, value in raw.items() if name not in ("pad_token_id", "vocab_size")}
+        tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", False)}
+        return super().text_part(whole | {"text_config": text} | tied)  # type: ignore[misc]
 
     def read_media(self, raw: dict[str, Any]) -> Any:
         vision, placeholder = Idefics3VisionConfig.of(raw), read_token_id(raw, ("image_token_id",), 128257)

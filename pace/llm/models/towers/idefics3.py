@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,14 @@ MAX_SCALE = 64
 @dataclass(frozen=True, kw_only=True)
 class Idefics3VisionConfig(SiglipVisionConfig):
     """Fields of `vision_config`, and those about the tower outside of it."""
+
+    model_types: ClassVar[tuple[str, ...]] = (
+        *("idefics3", "idefics3_vision", "smolvlm_vision"),
+        *SiglipVisionConfig.model_types,
+    )
+    without_effect: ClassVar[frozenset[str]] = SiglipVisionConfig.without_effect | {
+        *("max_image_size", "size", "tie_word_embeddings", "use_base_siglip"),
+    }
 
     hidden_size: int = count(1152, MAX_SIZE)
     num_hidden_layers: int = count(12, MAX_LAYERS)

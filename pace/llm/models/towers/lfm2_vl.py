@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ PROJECTOR_EPS = 1e-5
 class Siglip2VisionConfig(SiglipVisionConfig):
     """Fields of `vision_config`."""
 
+    model_types: ClassVar[tuple[str, ...]] = ("siglip2_vision_model",)
     num_patches: int = count(256)
     """Positions in the table, a square."""
 
@@ -124,7 +125,9 @@ class Lfm2VlTower(SiglipTower):
         pixels, mask, shapes = (torch.as_tensor(inputs[name]).detach().cpu() for name in self.input_names)
         (k,) = self.config.patch_shape
         if not pixels.is_floating_point() or pixels.ndim != 3 or pixels.shape[2] != k:
-            raise ValueError(f"pixel_values must be floats [tiles, patches, {k}]; got {pixels.dtype} {list(pixels.shape)}")
+            raise ValueError(
+                f"pixel_values must be floats [tiles, patches, {k}]; got {pixels.dtype} {list(pixels.shape)}"
+            )
         if mask.shape != pixels.shape[:2] or shapes.shape != (len(pixels), 2):
             raise ValueError(
                 f"pixel_attention_mask and spatial_shapes must be {list(pixels.shape[:2])} and [{len(pixels)}, 2] for "

@@ -116,7 +116,9 @@ def siglip_block(name: str, config: SiglipVisionConfig, rotary: Rotary | None = 
         rotary or NoRotary(),
     )
     mlp = PlainMLP(
-        Linear({f"{name}.mlp.fc1": inner}, size, True), Linear({f"{name}.mlp.fc2": size}, inner, True), config.hidden_act
+        Linear({f"{name}.mlp.fc1": inner}, size, True),
+        Linear({f"{name}.mlp.fc2": size}, inner, True),
+        config.hidden_act,
     )
     norms = [LayerNorm(f"{name}.layer_norm{number}", size, config.layer_norm_eps) for number in (1, 2)]
     return Block(norms[0], attention, norms[1], mlp)
@@ -152,6 +154,10 @@ class SquareTower(ImageTower):
                 f"{list(images.shape)}"
             )
         return [self._media(image) for image in images.detach().float().cpu().contiguous().split(1)]
+
+    def blank(self, num_tokens: int) -> Media:
+        config = self.config
+        return self._media(torch.zeros(1, config.num_channels, config.image_size, config.image_size))
 
     def _media(self, image: Tensor) -> Media:
         """The medium of `image [1, C, H, W]`."""
@@ -193,16 +199,18 @@ class Gemma3VisionConfig(SiglipVisionConfig):
     @classmethod
     def of_whole(cls, raw: Mapping[str, Any], out_hidden_size: int) -> Self:
         """Reads a config.json. Raises as `read`."""
-        config, num_tokens = cls.read(raw["vision_config"]), raw.get("mm_tokens_per_image", 256)
+        num_tokens = raw.get("mm_tokens_per_image", 256)
         if type(num_tokens) is not int or num_tokens < 1 or math.isqrt(num_tokens) ** 2 != num_tokens:
             raise ValueError(f"config.json: mm_tokens_per_image must be a square; got {shown(num_tokens)}")
-        side, patches = math.isqrt(num_tokens), config.patches_per_side
-        if side > patches or patches // (patches // side) != side:
-            raise ValueError(
-                f"config.json: mm_tokens_per_image must be the square of a part of {patches}, the patches on a side of "
-                f"an image; got {num_tokens}"
-            )
-        return dataclasses.replace(config, tokens_per_side=side, out_hidden_size=out_hidden_size)
+        vision, side = cls.read(raw["vision_config"]), math.isqrt(num_tokens)
+        return dataclasses.replace(vision, tokens_per_side=side, out_hidden_size=out_hidden_size)
+
+    @property
+    def pool(self) -> int:
+        """Side of the square of patches that become one row; 0 if patches cannot be pooled to the tokens."""
+        patches, side = self.patches_per_side, self.tokens_per_side
+        pool = patches // side
+        return pool if pool and patches // pool == side else 0
 
 
 class Gemma3Tower(SiglipTower):
@@ -229,5 +237,5 @@ class Gemma3Tower(SiglipTower):
     def project(self, x: Tensor, media: Media, run: RunSlice) -> Tensor:
         normed = run(self.norm, rows_batch(x), ())
         grid = normed.unflatten(0, media.grid[1:])
-        pooled = functional.avg_pool2d(grid.permute(2, 0, 1)[None], media.grid[1] // self.config.tokens_per_side)
-        return run(self.projection, rows_batch(pooled[0].permute(1, 2, 0).flatten(0, 1)), ())
+        pooled = functional.avg_pool2d(grid.permute(2, 0, 1)[None], self.config.pool)
+        return run(self.projection, rows_batch(pooled[0].flatten(1).T.contiguous()), ())

@@ -66,8 +66,8 @@ class Tower(Layer):
         TypeError for arrays that do not fit the tower."""
 
     def blank(self, num_tokens: int) -> Media:
-        """A medium of zeros, to predict or measure its encoding: the largest of at most this number of tokens, and the
-        smallest of all if each has more. An image is nearly a square. Raises NotImplementedError for a tower without
+        """A medium of zeros, to predict or measure its encoding. It is the largest of at most this number of tokens, or
+        the smallest if all have more. An image is nearly a square. Raises NotImplementedError for a tower without
         it."""
         raise NotImplementedError(f"the size of an image for {type(self).__name__} is not known without its pixels")
 

@@ -63,13 +63,19 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def save_seeing(
-    folder: Path, model_type: str, text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None
+    folder: Path,
+    model_type: str,
+    text: dict[str, Any] | None = None,
+    vision: dict[str, Any] | None = None,
+    first_id: int = IMAGE,
 ) -> torch.nn.Module:
-    """Saves a tiny random model in float32, and returns it."""
+    """Saves a tiny random model in float32, and returns it. `first_id`: id of the placeholder; those of videos, and of
+    the tokens before and after an image follow."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     of_text, of_vision = MODELS[model_type]
-    ids = {"image_token_id": IMAGE, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
+    names = ("image", "video", "vision_start", "vision_end")
+    ids = {f"{name}_token_id": first_id + place for place, name in enumerate(names)}
     config = AutoConfig.for_model(
         model_type, text_config=of_text | (text or {}), vision_config=of_vision | (vision or {}), **ids, pad_token_id=0
     )

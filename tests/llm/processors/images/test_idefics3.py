@@ -170,5 +170,7 @@ def test_tiles_that_the_tower_cannot_take():
     config = MODELS["idefics3"]
     for edge in (3, 12 * 2 + 4):
         ours = Idefics3ImageProcessor.from_dict(SMALL | {"max_image_size": {"longest_edge": edge}})
-        with pytest.raises(ValueError, match=f"longest_edge = {edge} has {edge // 4} patches of 4 pixels; .* scale_factor, 2"):
+        with pytest.raises(
+            ValueError, match=f"longest_edge = {edge} has {edge // 4} patches of 4 pixels; .* scale_factor, 2"
+        ):
             ours.for_model(config)

@@ -48,30 +48,34 @@ def normalize(image, mean, std, inplace):
 
 @pytest.fixture(scope="module")
 def theirs():
-    """Calls the processor of transformers with settings and images."""
+    """`process(settings, *images)` calls the processor of transformers, and `sizes` is one that computes sizes."""
     from transformers import image_processing_backends
+    from transformers.utils import import_utils
 
-    functional = SimpleNamespace(resize=resize, normalize=normalize)
+    functional = SimpleNamespace(resize=resize, normalize=normalize, InterpolationMode=SimpleNamespace(LANCZOS=None))
     names = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2"]
     modules = {name: ModuleType(name) for name in names}
     modules[names[-1]].functional = functional
-    with mock.patch.dict(sys.modules, modules):
+    has_torchvision = mock.patch.dict(import_utils.BACKENDS_MAPPING, torchvision=(lambda: True, ""))
+    with mock.patch.dict(sys.modules, modules), has_torchvision:
         from transformers.models.lfm2_vl import image_processing_lfm2_vl as module
 
     def process(settings: dict, *images) -> dict:
         processor = object.__new__(module.Lfm2VlImageProcessor)
         known = {name: getattr(module.Lfm2VlImageProcessor, name) for name in dir(module.Lfm2VlImageProcessor)}
-        fields = {name: known[name] for name in known if name in module.Lfm2VlImageProcessor._preprocess.__annotations__}
+        fields = {
+            name: known[name] for name in known if name in module.Lfm2VlImageProcessor._preprocess.__annotations__
+        }
         fields |= {name: settings[name] for name in settings if name in fields}
         for name in ("image_mean", "image_std"):
             fields[name] = tuple(fields[name]) if isinstance(fields[name], (list, tuple)) else (fields[name],) * 3
         fields |= {"disable_grouping": True, "return_tensors": None, "return_row_col_info": True}
-        tensors = [torch.from_numpy(np.asarray(image)).permute(2, 0, 1).contiguous() for image in images]
+        tensors = [torch.tensor(np.asarray(image)).permute(2, 0, 1).contiguous() for image in images]
         return processor._preprocess(tensors, **fields)
 
     patches = {"tvF": functional, "pil_torch_interpolation_mapping": {2: "bilinear", 3: "bicubic"}}
     with mock.patch.multiple(image_processing_backends, create=True, **patches):
-        yield process
+        yield SimpleNamespace(process=process, sizes=object.__new__(module.Lfm2VlImageProcessor))
 
 
 def text_of(settings: dict, processed: dict) -> str:
@@ -95,11 +99,13 @@ def test_images_of_all_sizes_are_those_of_transformers(name, theirs):
     level = settings.get("rescale_factor", 1 / 255) / min(ours.image_std)
     for size in SIZES[: 4 if name == "published" else None]:
         image = draw(*size)
-        found, expected = arrays(ours, image), theirs(settings, image)
+        found, expected = arrays(ours, image), theirs.process(settings, image)
         for part in ("pixel_attention_mask", "spatial_shapes"):
             assert found[part].dtype == expected[part].numpy().dtype, part
             assert np.array_equal(found[part], expected[part]), (part, size)
-        assert found["pixel_values"].dtype == np.float32 and found["pixel_values"].shape == expected["pixel_values"].shape
+        assert (
+            found["pixel_values"].dtype == np.float32 and found["pixel_values"].shape == expected["pixel_values"].shape
+        )
         assert np.abs(found["pixel_values"] - expected["pixel_values"].numpy()).max() <= 2.01 * level, size
         assert ours.layout(image).text == text_of(settings, expected), size
         assert ours.layout(image).runs == ours.prepare(image).runs
@@ -108,7 +114,7 @@ def test_images_of_all_sizes_are_those_of_transformers(name, theirs):
 def test_an_image_that_keeps_its_size_has_the_bits_of_transformers(theirs):
     for settings in (SMALL, VARIANTS["other levels"]):
         found = arrays(Lfm2VlImageProcessor.from_dict(settings), draw(24, 16), draw(16, 16))
-        expected = theirs(settings, draw(24, 16), draw(16, 16))
+        expected = theirs.process(settings, draw(24, 16), draw(16, 16))
         assert np.array_equal(found["pixel_values"], expected["pixel_values"])
 
 
@@ -122,17 +128,13 @@ def test_images_of_all_modes_become_colors():
 @pytest.mark.parametrize("name", ["small", "published", "grids that are equally good"])
 def test_tiles_are_counted_from_the_size(name, theirs):
     """Sizes of the image processor of transformers, without an image."""
-    from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor as Theirs
-
     ours = Lfm2VlImageProcessor.from_dict(VARIANTS[name])
-    processor = object.__new__(Theirs)
+    processor = theirs.sizes
     sizes = {name: getattr(ours, name) for name in ("downsample_factor", "max_image_tokens", "encoder_patch_size")}
     for height, width in random_sizes(1000):
-        if max(height, width) > 40 * min(height, width):
+        if max(height, width) > ours.max_image_tokens * min(height, width):
             continue
-        is_large = processor._is_image_too_large(
-            height, width, max_pixels_tolerance=ours.max_pixels_tolerance, **sizes
-        )
+        is_large = processor._is_image_too_large(height, width, max_pixels_tolerance=ours.max_pixels_tolerance, **sizes)
         whole = processor.smart_resize(height, width, min_image_tokens=ours.min_image_tokens, **sizes)[::-1]
         grid = processor._get_grid_layout(height, width, ours.min_tiles, ours.max_tiles, ours.tile_size)[:2]
         rows, columns = grid[::-1] if is_large else (0, 0)

@@ -16,7 +16,7 @@ IMAGE, BEGIN, END = 90, 92, 93
 TEXT: dict[str, Any] = {
     **SIZES, "num_key_value_heads": 2, "head_dim": 12, "num_hidden_layers": 4, "sliding_window": 5,
     "query_pre_attn_scalar": 10, "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "max_position_embeddings": 600, "eos_token_id": None, "pad_token_id": 0,
+    "max_position_embeddings": 600, "eos_token_id": None, "pad_token_id": 0, "tie_word_embeddings": False,
 }  # fmt: skip
 VISION: dict[str, Any] = {
     "model_type": "siglip_vision_model", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
@@ -33,7 +33,7 @@ def save_looking(
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
     ids = {"image_token_index": IMAGE, "boi_token_index": BEGIN, "eoi_token_index": END, "eos_token_id": None}
-    whole = {"mm_tokens_per_image": TOKENS, **ids, **fields}
+    whole = {"mm_tokens_per_image": TOKENS, "tie_word_embeddings": False, **ids, **fields}
     config = Gemma3Config(text_config=TEXT | (text or {}), vision_config=VISION | (vision or {}), **whole)
     torch.manual_seed(11)
     model = Gemma3ForConditionalGeneration(config).eval()
@@ -81,8 +81,8 @@ def with_new_names(folder: Path) -> None:
     }
 
     def renamed(name: str) -> str:
-        old = next(old for old in prefixes if name.startswith(old))
-        return prefixes[old] + name.removeprefix(old)
+        old = next((old for old in prefixes if name.startswith(old)), "")
+        return prefixes.get(old, "") + name.removeprefix(old)
 
     save_file({renamed(name): tensor for name, tensor in load_file(path).items()}, path, {"format": "pt"})
 

@@ -84,7 +84,15 @@ def save_tiled(folder: Path, model_type: str, **fields: Any) -> torch.nn.Module:
 
 def save_processor(folder: Path, model_type: str) -> None:
     """Saves the settings of the processor, and a tokenizer of the words w1 to w69, of line breaks and special tokens."""
-    words = {"<unk>": 0, "\n": 2, "\n\n": 3, ":": 4, "user": 5, "assistant": 6, **{f"w{index}": index for index in range(7, 70)}}
+    words = {
+        "<unk>": 0,
+        "\n": 2,
+        "\n\n": 3,
+        ":": 4,
+        "user": 5,
+        "assistant": 6,
+        **{f"w{index}": index for index in range(7, 70)},
+    }
     tokenizer = Tokenizer(WordLevel(words | {name: index for index, name in SPECIAL.items()} | {"<s>": 1}, "<unk>"))
     splits = [Split(Regex(" +"), "removed"), Split(Regex("\n+|:"), "isolated")]
     tokenizer.pre_tokenizer = Sequence(splits)

@@ -81,7 +81,8 @@ def test_an_answer_about_images_is_that_of_transformers(saved, model) -> None:
         alone += run(model, {"inputs": prompts[-1]})
         assert alone[-1][0] == oracle_tokens(saved[0], inputs), sizes
         assert run(model, inputs) == alone[-1:], "tensors"
-        assert model.chat(chat(sizes), max_new_tokens=NEW, temperature=0).generated_token_ids == [alone[-1][0]]
+        answer = model.chat(chat(sizes), max_new_tokens=NEW, do_sample=False, logprobs=0)
+        assert [entry.token for entry in answer.logprobs] == alone[-1][0]
     assert len({tuple(tokens) for tokens, _ in alone}) == len(IMAGES)
     assert results(model.generate(prompts, max_new_tokens=NEW, logprobs=0)) == alone
     with load(saved[1], prefix_cache_bytes=0) as chunked:
@@ -138,7 +139,10 @@ def test_a_prepared_image_has_the_rows_of_its_tiles(saved) -> None:
     from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
     from tests.llm.models.towers.tiles.making import SETTINGS
 
-    processor, runner = Lfm2VlImageProcessor.from_dict(SETTINGS["lfm2_vl"]), EagerRunner(load_model(saved[1], backends()[-1]))
+    processor, runner = (
+        Lfm2VlImageProcessor.from_dict(SETTINGS["lfm2_vl"]),
+        EagerRunner(load_model(saved[1], backends()[-1])),
+    )
     media = processor.prepare(draw(100, 60))
     tiles = runner.towers[0].read_inputs(processor.arrays([media]))
     assert media.thumbnail is not None and len(tiles) == len(media.runs)
@@ -166,7 +170,13 @@ def test_other_names_and_a_text_model_alone(saved, model, tmp_path) -> None:
 
 @pytest.mark.thorough
 def test_a_mixture_of_experts(tmp_path) -> None:
-    text = {"model_type": "lfm2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_dense_layers": 1}
+    text = {
+        "model_type": "lfm2_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "num_dense_layers": 1,
+    }
     oracle = save_tiled(tmp_path, "lfm2_vl", text_config=text)
     with load(tmp_path) as model:
         inputs = inputs_of(SHAPES[:3])
