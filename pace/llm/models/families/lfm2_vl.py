@@ -39,8 +39,8 @@ class SeesTilesConfig(TakesMediaConfig):
 
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """Whether the head is tied is not read of `text_config`."""
-        fields = super().text_part(raw)  # type: ignore[misc]  # a mixin
+        """The text's fields. Fields about a tied head count at the top level alone."""
+        fields = super().text_part(raw)
         if raw.get("text_config") is None:
             return fields
         fields.pop("tie_embedding", None)

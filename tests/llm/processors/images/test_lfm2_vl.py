@@ -1,5 +1,5 @@
 """Images of LFM2-VL: sizes, tiles and texts are those of `Lfm2VlImageProcessor` of transformers, and pixels within two
-levels. It needs torchvision, of which the two functions that it calls are written here."""
+levels. That needs torchvision; the two functions that it calls are written here."""
 
 from __future__ import annotations
 
