@@ -17,7 +17,7 @@ from pace.llm.models.families.llava import read_llava_vision
 from pace.llm.models.model_config import declared, flag
 from pace.llm.models.towers.clip import num_llava_tokens
 from pace.llm.models.towers.projector import ProjectorConfig
-from pace.llm.processors.image_processor import ImageProcessor, channels
+from pace.llm.processors.image_processor import ImageProcessor, channels, limit_of
 from pace.llm.processors.pixtral import PixtralImageProcessor
 from pace.media.containers import MAX_PIXELS
 from pace.media.images import image_size, load_rgb, open_source, pillow
@@ -164,9 +164,7 @@ class LlavaImageProcessor(ImageProcessor):
 
     def _check(self, height: int, width: int, max_tokens: int | None) -> None:
         """Raises MediaError if an image has more tokens or becomes too large, and ValueError for a limit below 1."""
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1; got {max_tokens}")
-        if max_tokens is not None and max_tokens < self.num_tokens:
+        if limit_of(max_tokens) < self.num_tokens:
             raise MediaError(
                 f"an image has {counted(self.num_tokens, 'token')} in this model, whatever its size, but may only have "
                 f"{max_tokens}"
@@ -182,7 +180,7 @@ class LlavaImageProcessor(ImageProcessor):
 
 @dataclass(frozen=True, kw_only=True)
 class SiglipImageProcessor(LlavaImageProcessor):
-    """By default, both sides are stretched to the tower's, and nothing is cropped."""
+    """Both sides are stretched to those of the tower, and nothing is cropped, unless the settings differ."""
 
     only: ClassVar[Mapping[str, tuple]] = {
         **LlavaImageProcessor.only,

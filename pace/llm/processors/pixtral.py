@@ -16,8 +16,8 @@ import numpy as np
 
 from pace.llm.models.model_config import declared
 from pace.llm.models.towers.pixtral import PixtralVisionConfig, runs_of
-from pace.llm.models.towers.projector import Mistral3ProjectorConfig, ProjectorConfig
-from pace.llm.processors.image_processor import ImageProcessor, channels
+from pace.llm.models.towers.projector import Mistral3ProjectorConfig
+from pace.llm.processors.image_processor import ImageProcessor, channels, limit_of
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError
 from pace.media.patches import normalised, resize
@@ -138,19 +138,16 @@ class PixtralImageProcessor(ImageProcessor):
         def num_tokens(edge: int) -> int:
             return size(edge)[0] * size(edge)[1] // self.unit**2
 
-        edge = max(self.size)
-        if max_tokens is not None:
-            if max_tokens < 1:
-                raise ValueError(f"max_tokens must be at least 1; got {max_tokens}")
-            edge = bisect_right(range(1, edge + 1), max_tokens, key=num_tokens)
-        if not num_tokens(max(self.size)):
+        limit, longest = limit_of(max_tokens), max(self.size)
+        if not num_tokens(longest):
             raise MediaError(
                 f"the image is too long and thin: {width} x {height} pixels would be less than one pixel wide where "
-                f"the longest side is {max(self.size)}"
+                f"the longest side is {longest}"
             )
+        edge = bisect_right(range(1, longest + 1), limit, key=num_tokens)
         if not edge or not num_tokens(edge):
             raise MediaError(
                 f"an image of {width} x {height} pixels needs more tokens, but may only have "
-                f"{counted(max_tokens or 0, 'token')}; cut it to a shape nearer to a square"
+                f"{counted(limit, 'token')}; cut it to a shape nearer to a square"
             )
         return size(edge)

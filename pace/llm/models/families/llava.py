@@ -57,15 +57,15 @@ class TakesImagesConfig(TakesMediaConfig):
 
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """The head is tied if the whole or the text part says so."""
+        """The head is tied if the config or its text part has that flag."""
         fields, text = super().text_part(raw), raw.get("text_config")  # type: ignore[misc]  # a mixin
         if isinstance(text, dict) and text.get("tie_word_embeddings"):
             fields["tie_word_embeddings"] = True
         return fields
 
     def read_media(self, raw: dict[str, Any]) -> Any:
-        vision, projector = read_llava_vision(raw), ProjectorConfig.read(raw).of_text(self)
-        projector.layers(vision.num_hidden_layers)
+        vision = read_llava_vision(raw)
+        projector = ProjectorConfig.read(raw).between(vision, self)
         if isinstance(vision, PixtralVisionConfig) and projector.vision_feature_select_strategy != "full":
             raise NotImplementedError(
                 'config.json: vision_feature_select_strategy = "default" is not implemented for the tower pixtral, '

@@ -134,12 +134,10 @@ class Mistral3Config(TakesMediaConfig, Ministral3Config):
         return MISTRAL | fields | {source: without_scale(rope)}
 
     def read_media(self, raw: dict[str, Any]) -> Any:
-        return dataclasses.replace(
-            self,
-            vision=PixtralVisionConfig.read(raw["vision_config"]),
-            projector=Mistral3ProjectorConfig.read(raw).of_text(self),
-            image_token_id=read_token_id(raw, ("image_token_index", "image_token_id"), 10),
-        )
+        vision = PixtralVisionConfig.read(raw["vision_config"])
+        projector = Mistral3ProjectorConfig.read(raw).between(vision, self)
+        placeholder = read_token_id(raw, ("image_token_index", "image_token_id"), 10)
+        return dataclasses.replace(self, vision=vision, projector=projector, image_token_id=placeholder)
 
 
 class Mistral3ForConditionalGeneration(TakesMedia, Ministral3ForCausalLM):

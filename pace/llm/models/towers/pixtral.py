@@ -94,8 +94,8 @@ class PixtralVisionConfig(SiglipVisionConfig):
 
 
 class PixtralTower(ImageTower):
-    """RMS norms, gated MLPs, and a norm before the first block. An image is float32 `[1, channels, H, W]`, the `features`
-    of its medium. H and W are multiples of a patch."""
+    """RMS norms, gated MLPs, and a norm before the first block. An image is float32 `[1, channels, H, W]`, the
+    `features` of its medium. H and W are multiples of a patch."""
 
     prefix = "vision_tower."
     input_names = ("pixel_values", "image_sizes")

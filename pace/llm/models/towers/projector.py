@@ -11,6 +11,7 @@ from typing import Any, Self
 from pace.llm.layers import NoNorm
 from pace.llm.models.model_config import activation, choice, count, declared, flag, read_declared
 from pace.llm.models.towers.parts import RowMLP
+from pace.llm.models.towers.siglip import SiglipVisionConfig
 from pace.naming import shown
 
 PROJECTOR = "vision_tower.projector"
@@ -64,13 +65,14 @@ class ProjectorConfig:
         """Reads the fields of a config.json. Raises ValueError or NotImplementedError that names the field."""
         return cls(**read_declared(cls, dict(raw)))
 
-    def of_text(self, text: Any) -> Self:
-        """These fields with those of the text's config."""
+    def between(self, vision: SiglipVisionConfig, text: Any) -> Self:
+        """These fields with those of the text's config. Raises ValueError if the tower lacks a feature layer."""
+        self.layers(vision.num_hidden_layers)
         return dataclasses.replace(self, out_hidden_size=text.hidden_size, eps=text.rms_norm_eps)
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
-        """The feature layers, counted from 0 in a tower of `num_layers` blocks. Raises ValueError for a layer that it does
-        not have."""
+        """The feature layers, counted from 0 in a tower of `num_layers` blocks. Raises ValueError for a layer that it
+        does not have."""
         for layer in self.vision_feature_layer:
             if not -num_layers - 1 <= layer <= num_layers:
                 raise ValueError(
