@@ -73,8 +73,8 @@ class GatedNorm(Layer):
 
 
 class LayerScale(Layer):
-    """Multiplies column k of `x [T, K]` by element k of the tensor `name`, in place. It follows a branch, in the place of
-    a norm."""
+    """Multiplies column k of `x [T, K]` by element k of the tensor `name`, in place. It follows a branch, as a norm
+    may."""
 
     def __init__(self, name: str, size: int):
         self.factors = Vectors({name: size})

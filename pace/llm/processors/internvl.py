@@ -14,7 +14,7 @@ import numpy as np
 
 from pace.llm.models.model_config import count, declared
 from pace.llm.models.towers.internvl import InternVLVisionConfig
-from pace.llm.processors.image_processor import ImageProcessor, channels
+from pace.llm.processors.image_processor import ImageProcessor, channels, limit_of
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError
 from pace.media.patches import normalised, resize
@@ -62,7 +62,7 @@ class InternVLImageProcessor(ImageProcessor):
         """processor_class auto_map crop_size crop_to_patches pad_size data_format default_to_square device
         return_tensors disable_grouping image_seq_length _valid_processor_keys""".split()
     )
-    """InternVLProcessor cuts images into tiles, whatever `crop_to_patches` says."""
+    """InternVLProcessor cuts images into tiles also where `crop_to_patches` is false."""
 
     size: int = square(384)
     """Side of a tile in pixels."""
@@ -121,18 +121,15 @@ class InternVLImageProcessor(ImageProcessor):
     def grid(self, height: int, width: int, max_tokens: int | None = None) -> Grid:
         """The tiles of an image of this size. A limit of tokens lowers `max_patches`. Raises MediaError if one tile has
         more tokens."""
-        if max_tokens is None:
-            return nearest_grid(height, width, self.size, self.min_patches, self.max_patches)
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1; got {max_tokens}")
-        allowed = max_tokens // self.tokens_per_tile
+        limit = limit_of(max_tokens)
+        allowed = limit // self.tokens_per_tile
         if not allowed:
             raise MediaError(
                 f"an image needs at least {counted(self.tokens_per_tile, 'token')}, those of a tile, but may only have "
-                f"{counted(max_tokens, 'token')}"
+                f"{counted(limit, 'token')}"
             )
-        highest = min(self.max_patches, max(1, allowed - 1))
-        return nearest_grid(height, width, self.size, min(self.min_patches, highest), highest)
+        lowest, highest = (min(bound, max(1, allowed - 1)) for bound in (self.min_patches, self.max_patches))
+        return nearest_grid(height, width, self.size, lowest, highest)
 
 
 def num_tiles(grid: Grid) -> int:

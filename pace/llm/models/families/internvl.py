@@ -37,7 +37,7 @@ class OfInternVLConfig(TakesMediaConfig):
 
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """Whether the head is tied is not read of `text_config`."""
+        """The fields about text. That the head is tied is read outside of `text_config`, and is the default there."""
         fields = super().text_part(raw)  # type: ignore[misc]  # a mixin
         return fields | {"tie_word_embeddings": raw.get("tie_word_embeddings", True)}
 

@@ -21,6 +21,14 @@ class PaddleOCRVLConfig(SeesImagesConfig, Ernie45Config):
     default_sections: ClassVar[tuple[int, int, int]] = (16, 24, 24)
     alternates: ClassVar[bool] = False
 
+    @classmethod
+    def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """The fields about text. A head is also tied if only `text_config` says it, or says nothing; so in transformers."""
+        fields, text = super().text_part(raw), raw.get("text_config")
+        if isinstance(text, dict) and text.get("tie_word_embeddings", True) is True:
+            fields["tie_word_embeddings"] = True
+        return fields
+
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
         return text_rope(fields, 5e5, head_dim, self.max_position_embeddings)
 

@@ -99,8 +99,8 @@ class InternVLVisionConfig(SiglipVisionConfig):
 
 
 class InternVLTower(ImageTower):
-    """Tiles are squares, most often of `image_size`. Media have their pixels, float32 `[T, C, S, S]`. In the blocks, each
-    tile has one row more than patches, the first. The projector's tensors are under `vision_tower.projector` here."""
+    """Tiles are squares, most often of `image_size`. Media have their pixels, float32 `[T, C, S, S]`. In the blocks, a
+    tile has one row more than patches, its first. The projector's tensors are under `vision_tower.projector` here."""
 
     prefix = "vision_tower."
     input_names = ("pixel_values",)

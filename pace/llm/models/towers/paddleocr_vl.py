@@ -1,4 +1,5 @@
-"""The vision tower of PaddleOCR-VL: SigLIP with rotated heads on images of any size, and a projection of joined patches.
+"""The vision tower of PaddleOCR-VL: SigLIP with rotated heads on images of any size, and a projection of joined
+patches.
 
 Source: `modeling_paddleocr_vl.py` of transformers.
 """
@@ -74,7 +75,9 @@ class PaddleOCRTower(ImageTower):
         embeddings = f"{name}.embeddings"
         self.patches = PatchEmbedding(f"{embeddings}.patch_embedding", size, config.patch_shape, True, positions=True)
         self.positions = position_table(f"{embeddings}.position_embedding.weight", config.patches_per_side**2, size)
-        blocks = [siglip_block(f"{name}.encoder.layers.{i}", config, self.rotary) for i in range(config.num_hidden_layers)]
+        blocks = [
+            siglip_block(f"{name}.encoder.layers.{i}", config, self.rotary) for i in range(config.num_hidden_layers)
+        ]
         self.blocks = [VisionBlock(block, size, config.cache, config.head_dim // 2) for block in blocks]
         self.norm = RowNorm(LayerNorm(f"{name}.post_layernorm", size, config.layer_norm_eps), size)
         name, joined = "visual.projector", size * config.spatial_merge_size**2

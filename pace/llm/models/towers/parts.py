@@ -113,8 +113,8 @@ def join_patches(x: Tensor, grid: tuple[int, int, int], side: int) -> Tensor:
 
 
 def resized_table(table: Tensor, side: int, rows: int, columns: int, cubic: bool = False) -> Tensor:
-    """A table of positions `[side^2, W]`, side x side row by row, resized to `[rows * columns, W]`. Positions are centres
-    of patches. `cubic` as in `interpolated`."""
+    """A table of positions `[side^2, W]`, side x side row by row, resized to `[rows * columns, W]`. Positions are the
+    centres of patches. `cubic`: as in `interpolated`."""
     at = [(torch.arange(count).float() + 0.5) * side / count - 0.5 for count in (rows, columns)]
     return interpolated(table, side, at[0].repeat_interleave(columns), at[1].repeat(rows), cubic)
 
