@@ -261,7 +261,7 @@ class Spans:
     The newest position may be before or after the token's own. It is at least the oldest position that the token sees,
     and less than the `kv_len` of its span."""
     oldest: Tensor | None = None
-    """`[T]`: token t sees positions from `oldest[t]` on, even if the window of a layer begins later. None: no token sees
+    """`[T]`: token t sees positions from `oldest[t]` on, even if a layer's window begins later. None: no token sees
     more than a window."""
 
 

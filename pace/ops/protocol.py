@@ -340,9 +340,10 @@ class ForwardOps(Protocol):
 
         Query head h reads key/value head `h // (Hq / Hkv)`. A token sees the positions up to its own or, with
         `spans.newest`, up to `newest[t]`, which is included. `options` limit the oldest position, unless `spans.oldest`
-        is less. Blocks before the oldest position of all tokens may be unmapped (any number in the table). With `latent_q [T, Hq, Dv]`, values are also
-        keys: scores are `scale * (q k' + latent_q v')`. Positions at or beyond `kv_len` never affect a result, even if
-        they hold NaN. q and latent_q may be strided views with contiguous heads.
+        is less. Blocks before the oldest position of all tokens may be unmapped (any number in the table). With
+        `latent_q [T, Hq, Dv]`, values are also keys: scores are `scale * (q k' + latent_q v')`. Positions at or beyond
+        `kv_len` never affect a result, even if they hold NaN. q and latent_q may be strided views with contiguous
+        heads.
 
         Raises ValueError (`native`) for spans that do not fit q, their own lengths or the cache. The same holds for a
         newest position before the token's oldest, and for one of the two that is not a position below `kv_len`."""

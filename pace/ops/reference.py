@@ -304,7 +304,9 @@ def attention(
     starts = spans.query_start.tolist()
     for s, kv_len in enumerate(spans.kv_len.tolist()):
         begin, end = starts[s], starts[s + 1]
-        newest, oldest = (None if options.causal or each is None else each[begin:end, None] for each in (spans.newest, spans.oldest))
+        newest, oldest = (
+            None if options.causal or each is None else each[begin:end, None] for each in (spans.newest, spans.oldest)
+        )
         first = 0 if window is None else max(0, kv_len - (end - begin) - window + 1)
         if oldest is not None and end > begin:
             first = min(first, int(oldest.min()))

@@ -90,7 +90,12 @@ def test_native_knows_the_activations_of_the_reference():
 
 # -- activations with numbers
 
-NUMBERED = (Clamp(-0.5, 0.75), Clamp(0.0, math.inf), Xielu(0.625, 1.25, 0.5, -1e-6), Xielu.from_raw(-0.3, 0.2, 0.5, -0.03125))
+NUMBERED = (
+    Clamp(-0.5, 0.75),
+    Clamp(0.0, math.inf),
+    Xielu(0.625, 1.25, 0.5, -1e-6),
+    Xielu.from_raw(-0.3, 0.2, 0.5, -0.03125),
+)
 
 
 def defined(f: Clamp | Xielu, x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Images of Gemma 4: `Gemma4ImageProcessor` and `Gemma4UnifiedImageProcessor` of transformers.
 
-An image is resized to the largest size of nearly its shape that has at most `max_soft_tokens` tokens. A token is a square
-of `patch_size * pooling_kernel_size` pixels. Tokens for its beginning and its end stand around them."""
+An image is resized to the largest size of nearly its shape that has at most `max_soft_tokens` tokens. A token is a
+square of `patch_size * pooling_kernel_size` pixels. Tokens for its beginning and its end stand around them."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class Gemma4ImageProcessor(ImageProcessor):
         for name in ("patch_size", "pooling_kernel_size"):
             if getattr(vision, name) != getattr(self, name):
                 raise ValueError(
-                    f"config.json: vision_config.{name} = {getattr(vision, name)} contradicts the processor's settings, "
-                    f"which have {getattr(self, name)}"
+                    f"config.json: vision_config.{name} = {getattr(vision, name)} contradicts the processor's "
+                    f"settings, which have {getattr(self, name)}"
                 )
         return replace(self, max_side=self.positions_of(vision))
 
@@ -103,8 +103,8 @@ class Gemma4ImageProcessor(ImageProcessor):
         return self.patch_size
 
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
-        """Decodes, resizes and cuts an image, as `MediaProcessor` says. The features are its patches, with values from 0
-        to 1; their order is row, column, channel."""
+        """Decodes, resizes and cuts an image, as `MediaProcessor` says. The features are its patches, with values from
+        0 to 1; their order is row, column, channel."""
         opened = open_source(source)
         height, width = size = self.target_size(*image_size(opened), max_tokens)
         image = load_rgb(opened)
@@ -154,8 +154,8 @@ class Gemma4ImageProcessor(ImageProcessor):
         size = fitted(height, width, self.factor, limit)
         if max(size) // self.unit > self.max_side:
             raise MediaError(
-                f"an image of {width} x {height} pixels is too long and thin: it has {max(size) // self.unit} patches on "
-                f"a side, and the model takes {self.max_side}"
+                f"an image of {width} x {height} pixels is too long and thin: it has {max(size) // self.unit} patches "
+                f"on a side, and the model takes {self.max_side}"
             )
         return size
 
@@ -182,9 +182,9 @@ class Gemma4UnifiedImageProcessor(Gemma4ImageProcessor):
 
 
 def fitted(height: int, width: int, factor: int, max_tokens: int) -> tuple[int, int]:
-    """The largest height and width, multiples of `factor`, with nearly the same shape and at most `max_tokens` squares of
-    that side. A side that would be 0 is one square; the other one then has a length of its own. Raises MediaError if both
-    would be 0."""
+    """The largest height and width, multiples of `factor`, with nearly the same shape and at most `max_tokens` squares
+    of that side. A side that would be 0 is one square; the other one then has a length of its own. Raises MediaError if
+    both would be 0."""
     scale = math.sqrt(max_tokens * factor**2 / (height * width))
     rows, columns = (math.floor(scale * side / factor) for side in (height, width))
     if not rows and not columns:

@@ -133,7 +133,8 @@ class BatchBuilder:
             width = max(tower.width for tower in self._model.towers)
             padded = [piece if piece.shape[1] == width else pad(piece, (0, width - piece.shape[1])) for piece in rows]
             changes["given"] = given = GivenRows(torch.cat(padded), torch.from_numpy(np.concatenate(places)))
-            changes["tokens"] = batch.tokens.index_fill(0, given.at, self._model.media_token)
+            if self._model.media_token is not None:
+                changes["tokens"] = batch.tokens.index_fill(0, given.at, self._model.media_token)
         if positions[0] is not None:
             changes["angle_positions"] = torch.from_numpy(np.concatenate(positions, 1))
         if seen and self._model.whole_media:

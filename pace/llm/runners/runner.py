@@ -96,7 +96,7 @@ class ModelRunner(ABC):
         return self.whole_media and self.model.sees_beyond_windows
 
     @property
-    def media_token(self) -> int:
+    def media_token(self) -> int | None:
         return self.model.media_token
 
     @property

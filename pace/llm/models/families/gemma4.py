@@ -172,7 +172,7 @@ class Gemma4ForConditionalGeneration(TakesMedia, LlamaForCausalLM):
     other_parts = tuple(
         f"{prefix}{part}."
         for prefix in ("", "model.")
-        for part in ("vision_tower", "audio_tower", "embed_vision", "embed_audio")
+        for part in ("vision_tower", "audio_tower", "embed_vision", "vision_embedder", "embed_audio")
     )
 
     def __init__(self, config: Gemma4Config, dtype: torch.dtype, ops: Ops):
@@ -277,8 +277,8 @@ class FirstLayers:
     model: Gemma4ForConditionalGeneration
 
     def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
-        """Returns `[T, hidden]`. With towers, the embeddings follow, `[T, 2 * hidden]`: they have the rows of media, which
-        the tail is not given."""
+        """Returns `[T, hidden]`. With towers, the embeddings follow, `[T, 2 * hidden]`: they have the rows of media,
+        which the tail is not given."""
         model = self.model
         embeddings = model.embed(ops, batch)
         layers = range(len(model.layers) - model.num_tail_layers)
@@ -309,4 +309,10 @@ class Gemma4UnifiedForConditionalGeneration(Gemma4ForConditionalGeneration):
 
     Config = Gemma4UnifiedConfig
     Tower: ClassVar[type[Tower]] = Gemma4UnifiedTower
-    text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES | {"model.embed_vision.": "embed_vision."}
+    text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES | {
+        "model.vision_embedder.": "embed_vision.",
+        "vision_embedder.": "embed_vision.",
+        "model.embed_vision.embedding_projection.": "embed_vision.multimodal_embedder.embedding_projection.",
+        "embed_vision.embedding_projection.": "embed_vision.multimodal_embedder.embedding_projection.",
+        "model.embed_vision.": "embed_vision.",
+    }

@@ -133,9 +133,7 @@ class ClippedLinear(Layer):
         scalars = [name for name in self.limits.lengths if tensors.get(name) == ()]
         self.limits.sources = {name: TensorSource(()) for name in scalars}
 
-    def __call__(
-        self, ops: ForwardOps, x: Tensor, activation: None = None, residual: Tensor | None = None
-    ) -> Tensor:
+    def __call__(self, ops: ForwardOps, x: Tensor, activation: None = None, residual: Tensor | None = None) -> Tensor:
         (y,) = multiply(ops, x, [self])
         return y if residual is None else residual + y
 
@@ -328,9 +326,9 @@ def places(media: Media) -> tuple[Tensor, Tensor]:
 
 
 def read_grids(inputs: Mapping[str, Any], k: int, side: int, num_positions: int) -> list[Media]:
-    """Makes media of `pixel_values [images, P, k]` and `image_position_ids [images, P, 2]`: column and row of each patch,
-    and -1 behind the last one. `side`: side of the square of patches that becomes one row. Raises ValueError for arrays
-    that do not have a whole image each."""
+    """Makes media of `pixel_values [images, P, k]` and `image_position_ids [images, P, 2]`. The latter has column and
+    row of each patch, and -1 behind the last one. `side`: side of the square of patches that becomes one row. Raises
+    ValueError for arrays that do not have a whole image each."""
     if missing := [name for name in INPUT_NAMES if inputs.get(name) is None]:
         raise ValueError(f"images are given as {' and '.join(INPUT_NAMES)}; {missing[0]} is missing")
     patches, positions = (torch.as_tensor(inputs[name]) for name in INPUT_NAMES)
