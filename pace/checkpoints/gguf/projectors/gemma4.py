@@ -74,9 +74,8 @@ NAMES_OF_UNIFIED = TensorNames(
 
 
 def gemma4(file: TowerFile) -> Tower:
-    heads, rows = file.integer("attention.head_count"), {
-        part: file.shape(f"v.blk.0.attn_{part}.weight", 2)[0] for part in "qk"
-    }
+    heads = file.integer("attention.head_count")
+    rows = {part: file.shape(f"{BLOCKS}.0.attn_{part}.weight", 2)[0] for part in "qk"}
     head_dim = rows["q"] // max(1, heads)
     bounds = [name for name in file.sources if name.endswith(("put_min", "put_max"))]
     vision = {
@@ -95,10 +94,7 @@ def gemma4(file: TowerFile) -> Tower:
         "standardize": file.has("v.std_bias"),
     }
     forms = {PATCHES: ROWS_OF_PIXELS, **dict.fromkeys(bounds, BOUND)}
-    text: Fields = {} if file.config.get("pad_token_id") is not None else {"pad_token_id": PADDING}
-    if not file.config.get("hidden_size_per_layer_input"):  # in E2B and E4B, rows of an image see only earlier ones
-        text["use_bidirectional_attention"] = "vision"
-    return Tower(_config(file, vision), _settings(vision), file.tensors(NAMES, forms), text=text)
+    return Tower(_config(file, vision), _settings(vision), file.tensors(NAMES, forms), text=_text(file))
 
 
 def gemma4_unified(file: TowerFile) -> Tower:
@@ -112,8 +108,15 @@ def gemma4_unified(file: TowerFile) -> Tower:
     }
     norm = dict.fromkeys(("v.patch_norm.1.weight", "v.patch_norm.1.bias"), FLAT_PATCHES)
     tensors = file.tensors(NAMES_OF_UNIFIED, {PATCHES: FLAT_PATCHES, TABLE: BY_AXIS, **norm})
-    text = {"model_type": "gemma4_unified_text", "use_bidirectional_attention": "vision"}
+    text = {"model_type": "gemma4_unified_text", **_text(file)}
     return Tower(_config(file, vision), _settings(vision), tensors, text=text)
+
+
+def _text(file: TowerFile) -> Fields:
+    """Fields of the text that its file lacks. In E2B and E4B, rows of an image see only earlier ones."""
+    sees_all = not file.config.get("hidden_size_per_layer_input")
+    padding = {} if file.config.get("pad_token_id") is not None else {"pad_token_id": PADDING}
+    return padding | ({"use_bidirectional_attention": "vision"} if sees_all else {})
 
 
 def _config(file: TowerFile, vision: Fields) -> Fields:

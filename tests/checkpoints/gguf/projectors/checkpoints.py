@@ -35,14 +35,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma4": {
         "text_config": GEMMA4,
         "vision_config": {
-            **TOWER, "num_key_value_heads": 2, "head_dim": 12, "position_embedding_size": 40,
+            **TOWER, "num_key_value_heads": 2, "head_dim": 12, "position_embedding_size": 80,
             "use_clipped_linears": True, "standardize": True,
         },
         "audio_config": None,
     },
     "gemma4_unified": {
         "text_config": GEMMA4,
-        "vision_config": {"patch_size": 4, "mm_embed_dim": HIDDEN, "mm_posemb_size": 40, "output_proj_dims": HIDDEN},
+        "vision_config": {"patch_size": 4, "mm_embed_dim": HIDDEN, "mm_posemb_size": 80, "output_proj_dims": HIDDEN},
         "audio_config": None,
     },
     "idefics3": {
