@@ -119,7 +119,6 @@ def of_llava(name: str, tensor: Tensor, vision: Fields) -> tuple[str, Tensor]:
 
 SIGLIP = {r"(model\.)?vision_tower\.(vision_model\.)?": "vision_tower.vision_model."}
 PROJECTOR = {r"(model\.)?multi_modal_projector\.": "multi_modal_projector."}
-HERE = {"(?=v\\.|mm\\.)": ""}
 GELU = {"use_gelu": True}
 FAMILIES = {
     "gemma3": Family(
@@ -167,23 +166,30 @@ FAMILIES = {
     ),
 }  # fmt: skip
 FAMILIES["pixtral"] = FAMILIES["mistral3"]
-SKIPPED = r"\.head\.|packing_position|post_layernorm\.weight$|position_ids"
+SKIPPED = r"\.head\.|packing_position|position_ids"
+"""Pattern of tensors that no file has."""
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
 def save_pair(
-    folder: Path, family: str, types: str = "F32", add: Change = lambda writer: None, **fields: Any
+    folder: Path,
+    family: str,
+    types: str = "F32",
+    add: Change = lambda writer: None,
+    placeholder: str | None = None,
+    **fields: Any,
 ) -> tuple[Path, Path, Path]:
     """Saves a tiny checkpoint. Returns it, its GGUF file in float32, and its mmproj file with matrices of `types`.
-    `add` may change the mmproj file, and `fields` are merged into those of config.json."""
+    `add` may change the mmproj file, and `fields` are merged into those of config.json. `placeholder`: the text of the
+    token that is the family's."""
     hub, text, model, mmproj = (folder / name for name in ("hub", "text", "model.gguf", "mmproj-model.gguf"))
     save_whole(hub, family, **fields)
     round_halves(hub, family)
     config = save_text(hub, text)
     write = WRITERS.get(config["model_type"], write_gguf)
-    write(text, model, add=lambda writer: add_vocabulary(writer, FAMILIES[family].token))
+    write(text, model, add=lambda writer: add_vocabulary(writer, placeholder or FAMILIES[family].token))
     write_mmproj(hub, mmproj, family, types, add)
     return hub, model, mmproj
 
@@ -198,11 +204,10 @@ def round_halves(hub: Path, family: str) -> None:
     save_file(state, path, {"format": "pt"})
 
 
-def add_vocabulary(writer: gguf.GGUFWriter, placeholder: str | None) -> None:
-    """Adds a vocabulary of letters and signs, and of special tokens. None for one without a placeholder."""
+def add_vocabulary(writer: gguf.GGUFWriter, placeholder: str) -> None:
+    """Adds a vocabulary of letters and signs, and of special tokens."""
     tokens = [chr(33 + index) if index < 90 else f"<|{index}|>" for index in range(98)] + ["ab"]
-    if placeholder is not None:
-        tokens[IMAGE] = placeholder
+    tokens[IMAGE] = placeholder
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
@@ -265,7 +270,7 @@ def tower_tensors(state: dict[str, Tensor], made: Family, config: Fields) -> Ite
     known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, max(4, depth))
     for source, tensor in state.items():
         prefix = next((prefix for prefix in made.prefixes if re.match(prefix, source)), None)
-        if prefix is None or re.search(r"\.head\.|packing_position|position_ids", source):
+        if prefix is None or re.search(SKIPPED, source):
             continue
         name, tensor = made.change(re.sub(f"^{prefix}", made.prefixes[prefix], source), tensor, config["vision_config"])
         if made.projector == "mlp":
