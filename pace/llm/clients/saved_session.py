@@ -174,8 +174,9 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
         head.get(name) for name in ("num_prompt_tokens", "num_computed", "starts")
     )
     tokens = np.frombuffer(file.piece(0), TOKEN).tolist() if len(file.sizes) > 1 and not file.sizes[0] % 4 else None
-    counts = (num_prompt_tokens, num_computed)
-    if tokens is None or not all(type(count) is int and 0 <= count <= len(tokens) for count in counts):
+    # A session that was cut keeps the angles of its longer prompt.
+    limits = (num_prompt_tokens, engine.model.max_position_embeddings), (num_computed, len(tokens or ()))
+    if tokens is None or not all(type(count) is int and 0 <= count <= limit for count, limit in limits):
         raise ValueError("its head contradicts itself")
     if len(tokens) > engine.max_length:
         raise ValueError(

@@ -215,6 +215,33 @@ def test_batches_and_steps_change_no_bit_in_other_formats(looking, options) -> N
             assert run(model, inputs_of(COUNTS), 8) == alone, budget
 
 
+def test_sessions_see_images_whole(looking, model, tmp_path) -> None:
+    """Images in two turns, of which the second is dropped, appended to a fork, and to a session that was saved."""
+    whole = inputs_of([2], 1)
+    tokens, images = whole["input_ids"][0], whole["pixel_values"]
+    cut = len(tokens) - tokens.tolist()[::-1].index(BEGIN) - 1
+    turns = [
+        {"input_ids": part[None], "pixel_values": image[None]}
+        for part, image in zip((tokens[:cut], tokens[cut:]), images, strict=True)
+    ]
+    with model.session() as session:
+        expected = session.append(whole, "all")
+        assert session.append([5]).log_softmax(1).isfinite().all()
+        session.truncate(cut)
+        with pytest.raises(ValueError, match="an image or a clip, which truncate keeps or drops as a whole"):
+            session.truncate(cut - len(tokens) // 4)
+        with session.fork() as fork:
+            assert torch.equal(fork.append(turns[1], "all"), expected[cut:])
+        session.save(tmp_path / "saved")
+    with load(looking[1], prefix_cache_bytes=0) as other:
+        with other.load_session(tmp_path / "saved") as session:
+            assert torch.equal(session.append(turns[1], "all"), expected[cut:])
+            assert session.tokens == tokens.tolist()
+        with other.session() as session:
+            assert torch.equal(session.append(turns[0], "all"), expected[:cut])
+            assert torch.equal(session.append(turns[1], "all"), expected[cut:])
+
+
 def test_samples_and_text_alone(looking, model) -> None:
     inputs = inputs_of([2], 2)
     ((expected, _),) = run(model, inputs, 10)
