@@ -46,8 +46,8 @@ class Media:
     runs: tuple[int, ...] = ()
     """Lengths of the runs of placeholders, as in `Layout`; left out for a single run."""
     thumbnail: tuple[int, int] | None = None
-    """Rows and columns of the patches of the whole image, after those of the tiles of `grid`; None if there are none,
-    or if these have the shape of a tile."""
+    """Rows and columns of the patches of the whole image, which follow those of the tiles of `grid`; None without
+    them."""
 
     def __post_init__(self) -> None:
         if not self.runs:

@@ -15,10 +15,10 @@ import numpy as np
 
 from pace.llm.models.model_config import count, declared, flag
 from pace.llm.models.towers.idefics3 import Idefics3VisionConfig
-from pace.llm.processors.image_processor import ImageProcessor
+from pace.llm.processors.image_processor import ImageProcessor, limit_of
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError
-from pace.media.patches import normalised, resize
+from pace.media.patches import cut_tiles, normalised, resize
 from pace.naming import counted
 
 MAX_EDGE = 4096
@@ -115,9 +115,9 @@ class Idefics3ImageProcessor(ImageProcessor):
         digest.update(image.tobytes())
         for height, width in tiling.sizes:
             image = image.resize((width, height), self.resample)
-        shape = tiling.rows, tile, tiling.columns, tile, 3
-        tiles = np.asarray(image).reshape(shape).swapaxes(1, 2).reshape(-1, tile, tile, 3) if tiling.rows else []
-        levels = np.stack([*tiles, resize(image, tile, tile, self.resample)])
+        levels = resize(image, tile, tile, self.resample)[None]
+        if tiling.rows:
+            levels = np.concatenate([cut_tiles(np.asarray(image), tile), levels])
         return Media(
             kind=self.kind,
             features=normalised(levels, self.table),
@@ -140,8 +140,8 @@ class Idefics3ImageProcessor(ImageProcessor):
         return Layout(text, (self.image_seq_len,) * tiling.num_tiles)
 
     def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
-        """`pixel_values` float32 `[1, sum of T, 3, S, S]` and `pixel_attention_mask` int64 `[1, sum of T, S, S]` of ones:
-        the images of one prompt."""
+        """The images of one prompt: `pixel_values` float32 `[1, sum of T, 3, S, S]` and ones, `pixel_attention_mask`
+        int64 `[1, sum of T, S, S]`."""
         pixels = np.concatenate([medium.features for medium in media])[None]
         return {
             "pixel_values": pixels,
@@ -151,19 +151,14 @@ class Idefics3ImageProcessor(ImageProcessor):
     def tiling(self, height: int, width: int, max_tokens: int | None = None) -> Tiling:
         """The tiles of an image of this size. A limit of tokens lowers `size`, tile by tile. Raises MediaError if one
         tile has more tokens."""
-        edges = [self.size]
-        if max_tokens is not None:
-            if max_tokens < 1:
-                raise ValueError(f"max_tokens must be at least 1; got {max_tokens}")
-            tile = self.max_image_size
-            edges += range((self.size - 1) // tile * tile, 0, -tile)
-        for edge in edges:
+        limit, tile = limit_of(max_tokens), self.max_image_size
+        for edge in (self.size, *range((self.size - 1) // tile * tile, 0, -tile)):
             tiling = self._tiling(height, width, edge)
-            if max_tokens is None or tiling.num_tiles * self.image_seq_len <= max_tokens:
+            if tiling.num_tiles * self.image_seq_len <= limit:
                 return tiling
         raise MediaError(
             f"an image needs at least {counted(self.image_seq_len, 'token')}, those of a tile, but may only have "
-            f"{counted(max_tokens, 'token')}"
+            f"{counted(limit, 'token')}"
         )
 
     def _tiling(self, height: int, width: int, edge: int) -> Tiling:

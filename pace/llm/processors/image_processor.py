@@ -13,6 +13,16 @@ from pace.llm.models.model_config import count, declared, number, read_number
 from pace.llm.processors.settings import read_settings
 from pace.media.patches import level_table
 
+NO_LIMIT = 1 << 60
+"""More tokens than any image has."""
+
+
+def limit_of(max_tokens: int | None) -> int:
+    """The limit of an image's tokens, NO_LIMIT for None. Raises ValueError for one below 1."""
+    if max_tokens is not None and max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1; got {max_tokens}")
+    return NO_LIMIT if max_tokens is None else max_tokens
+
 
 def channels(default: tuple[float, float, float], low: float) -> Any:
     """A field with one number for each channel; a single number counts for all three."""

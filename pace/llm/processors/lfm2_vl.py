@@ -1,7 +1,7 @@
 """Images of LFM2-VL: `Lfm2VlImageProcessor` of transformers, and the text that shows them in a prompt.
 
-A large image is cut into tiles, which a thumbnail of it may follow. Others are one tile of their own shape. transformers
-resizes with torchvision; Pillow's values, used here, differ by at most two levels of 255."""
+A large image is cut into tiles, which a thumbnail of it may follow. Others are one tile of their own shape.
+transformers resizes with torchvision; Pillow's values, used here, differ by at most two levels of 255."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from pace.llm.models.model_config import count, flag, number
-from pace.llm.processors.image_processor import ImageProcessor
+from pace.llm.processors.image_processor import ImageProcessor, limit_of
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError
-from pace.media.patches import make_pixel_patches, resize
+from pace.media.patches import cut_tiles, make_pixel_patches, resize
 from pace.naming import counted, shown
 
 MAX_TILES = 64
@@ -56,9 +56,10 @@ class Lfm2VlImageProcessor(ImageProcessor):
     }
     without_effect: ClassVar[frozenset[str]] = frozenset(
         """processor_class auto_map crop_size data_format default_to_square device disable_grouping do_resize
-        image_seq_length max_num_patches pad_size return_row_col_info return_tensors size _valid_processor_keys""".split()
+        image_seq_length max_num_patches pad_size return_row_col_info return_tensors size
+        _valid_processor_keys""".split()
     )
-    """transformers resizes whatever `do_resize` and `size` say."""
+    """transformers ignores `do_resize` and `size`, too."""
 
     resample: int = count(2, 5, 0)
     downsample_factor: int = count(2, 16)
@@ -110,7 +111,7 @@ class Lfm2VlImageProcessor(ImageProcessor):
 
     @cached_property
     def table(self) -> np.ndarray:
-        """As in the torchvision backend of transformers, which scales the means and deviations to levels."""
+        """Means and deviations are scaled to levels first, like in the torchvision backend of transformers."""
         scale = np.float32(1 / self.rescale_factor)
         means, stds = (np.array(values, np.float32)[:, None] * scale for values in (self.image_mean, self.image_std))
         return (np.arange(256, dtype=np.float32) - means) / stds
@@ -139,8 +140,7 @@ class Lfm2VlImageProcessor(ImageProcessor):
         digest.update(image.tobytes())
         patches, grid, thumbnail = [], None, None
         if rows:
-            pixels = resize(image, rows * tile, columns * tile, self.resample)
-            tiles = pixels.reshape(rows, tile, columns, tile, 3).swapaxes(1, 2).reshape(-1, tile, tile, 3)
+            tiles = cut_tiles(resize(image, rows * tile, columns * tile, self.resample), tile)
             patches += [make_pixel_patches(one, self.table, patch) for one in tiles]
             grid = len(tiles), tile // patch, tile // patch
         if whole is not None:
@@ -171,8 +171,8 @@ class Lfm2VlImageProcessor(ImageProcessor):
         return Layout(text + "<|image_end|>", self.runs(tiling))
 
     def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
-        """`pixel_values` float32 `[T, P, K]`, the patches of all T tiles filled with zeros to P, `pixel_attention_mask`
-        int32 `[T, P]` and `spatial_shapes` int64 `[T, 2]`, the rows and columns of patches."""
+        """The patches of all T tiles, filled with zeros to P: `pixel_values` float32 `[T, P, K]`. Ones for patches:
+        `pixel_attention_mask` int32 `[T, P]`. Rows and columns: `spatial_shapes` int64 `[T, 2]`."""
         shapes = [shape for medium in media for shape in shapes_of(medium)]
         counts = [rows * columns for rows, columns in shapes]
         patches = np.concatenate([medium.features for medium in media])
@@ -196,21 +196,20 @@ class Lfm2VlImageProcessor(ImageProcessor):
     def tiling(self, height: int, width: int, max_tokens: int | None = None) -> Tiling:
         """How an image of this size is cut. A limit of tokens lowers `max_tiles`, and then `max_image_tokens`. Raises
         MediaError for an image that is too long and thin for its number of tokens."""
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1; got {max_tokens}")
-        for tiling in self._tilings(height, width, max_tokens):
-            if max_tokens is None or sum(self.runs(tiling)) <= max_tokens:
+        limit = limit_of(max_tokens)
+        for tiling in self._tilings(height, width, limit):
+            if sum(self.runs(tiling)) <= limit:
                 break
         else:
             raise MediaError(
-                f"an image of {width} x {height} pixels has more than {counted(max_tokens, 'token')}; cut it to a shape "
-                "nearer to a square"
+                f"an image of {width} x {height} pixels has more than {counted(limit, 'token')}; cut it to a "
+                "shape nearer to a square"
             )
         if tiling.whole is not None and math.prod(tiling.whole) > self.max_num_patches * self.encoder_patch_size**2:
             raise MediaError(f"the image is too long and thin: {width} x {height} pixels")
         return tiling
 
-    def _tilings(self, height: int, width: int, max_tokens: int | None) -> Iterator[Tiling]:
+    def _tilings(self, height: int, width: int, limit: int) -> Iterator[Tiling]:
         """Yields the checkpoint's own choice, and then those with fewer tokens."""
         most = self.max_image_tokens
         whole = self.whole_size(height, width, most)
@@ -220,16 +219,16 @@ class Lfm2VlImageProcessor(ImageProcessor):
                 if rows * columns > 1:
                     yield Tiling(rows, columns, whole if self.use_thumbnail else None)
         yield Tiling(0, 0, whole)
-        if max_tokens is not None and max_tokens < most:
-            yield Tiling(0, 0, self.whole_size(height, width, max_tokens))
+        if limit < most:
+            yield Tiling(0, 0, self.whole_size(height, width, limit))
 
     def _is_large(self, height: int, width: int) -> bool:
         sides = [max(self.encoder_patch_size, round(side / self.factor) * self.factor) for side in (height, width)]
         return sides[0] * sides[1] > self.max_image_tokens * self.factor**2 * self.max_pixels_tolerance
 
     def whole_size(self, height: int, width: int, max_tokens: int) -> Size:
-        """Multiples of `factor` near height and width with an area between those of the bounds of tokens, and the aspect
-        ratio nearly kept. Half a factor is rounded to even."""
+        """Multiples of `factor` near height and width, with an area within the bounds of tokens and the aspect ratio
+        nearly kept. Half a factor is rounded to even."""
         factor, most = self.factor, max_tokens * self.factor**2
         least = min(self.min_image_tokens, max_tokens) * factor**2
         sides = [max(factor, round(side / factor) * factor) for side in (height, width)]
@@ -255,8 +254,8 @@ class Lfm2VlImageProcessor(ImageProcessor):
 
 @lru_cache
 def all_grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
-    """Columns and rows of all grids with a number of tiles in these bounds, fewer tiles first. Grids of as many tiles
-    have the order of transformers, which decides between equally good ones: that of a set that is filled like this."""
+    """Columns and rows of all grids with a number of tiles in these bounds, fewer tiles first. Grids with the same
+    number have the order of a set, like in transformers: it decides between equally good ones."""
     grids = {
         (columns, rows)
         for most in range(min_tiles, max_tiles + 1)
@@ -269,5 +268,5 @@ def all_grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
 
 def shapes_of(media: Media) -> list[tuple[int, int]]:
     """Rows and columns of patches of each tile."""
-    tiles, rows, columns = media.grid
+    tiles, rows, columns = media.grid or (0, 0, 0)
     return [(rows, columns)] * tiles + ([] if media.thumbnail is None else [media.thumbnail])

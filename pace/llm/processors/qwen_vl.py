@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pace.llm.models.model_config import count
-from pace.llm.processors.image_processor import ImageProcessor, channels
+from pace.llm.processors.image_processor import ImageProcessor, channels, limit_of
 from pace.llm.processors.settings import read_settings
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError
@@ -135,15 +135,13 @@ class QwenImageProcessor(ImageProcessor):
         Raises MediaError for an image that is longer than `MAX_ASPECT` times its other side, or that cannot have so few
         tokens."""
         factor, max_pixels = self.factor, self.max_pixels
-        if max_tokens is not None:
-            if max_tokens < 1:
-                raise ValueError(f"max_tokens must be at least 1; got {max_tokens}")
-            max_pixels = min(max_pixels, max_tokens * factor**2)
+        limit = limit_of(max_tokens)
+        max_pixels = min(max_pixels, limit * factor**2)
         size = smart_resize(height, width, factor, min(self.min_pixels, max_pixels), max_pixels)
-        if max_tokens is not None and self.tokens_of(size) > max_tokens:
+        if self.tokens_of(size) > limit:
             raise MediaError(
                 f"an image of {width} x {height} pixels needs {self.tokens_of(size)} tokens, but may only have "
-                f"{counted(max_tokens, 'token')}; cut it to a shape nearer to a square"
+                f"{counted(limit, 'token')}; cut it to a shape nearer to a square"
             )
         return size
 

@@ -35,14 +35,15 @@ class TakesTilesConfig(TakesMediaConfig):
 
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """Whether the head is tied is not read of `text_config`, and the id of padding of no other place."""
+        """The text's fields. `tie_word_embeddings` counts at the top level alone, and the other fields in
+        `text_config`."""
         text = raw.get("text_config")
         if not isinstance(text, dict):
-            return super().text_part(raw)  # type: ignore[misc]  # a mixin
+            return super().text_part(raw)
         text = {name: value for name, value in text.items() if name not in LEFT_OVER}
         whole = {name: value for name, value in raw.items() if name not in ("pad_token_id", "vocab_size")}
         tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", False)}
-        return super().text_part(whole | {"text_config": text} | tied)  # type: ignore[misc]
+        return super().text_part(whole | {"text_config": text} | tied)
 
     def read_media(self, raw: dict[str, Any]) -> Any:
         vision, placeholder = Idefics3VisionConfig.of(raw), read_token_id(raw, ("image_token_id",), 128257)
@@ -70,7 +71,7 @@ class TakesTiles(TakesMedia):
     @classmethod
     def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
         text = raw.get("text_config")
-        kind = text.get("model_type", "llama") if isinstance(text, dict) else "llama"
+        kind = str(text.get("model_type", "llama")) if isinstance(text, dict) else "llama"
         if kind not in OF_TEXT:
             raise NotImplementedError(
                 f"config.json: text_config.model_type = {shown(kind)} is not implemented for Idefics3; implemented: "

@@ -39,8 +39,8 @@ class SeesTilesConfig(TakesMediaConfig):
 
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """Whether the head is tied is not read of `text_config`."""
-        fields = super().text_part(raw)  # type: ignore[misc]  # a mixin
+        """The text's fields. Fields about a tied head count at the top level alone."""
+        fields = super().text_part(raw)
         if raw.get("text_config") is None:
             return fields
         fields.pop("tie_embedding", None)
@@ -78,7 +78,7 @@ class SeesTiles(TakesMedia):
     @classmethod
     def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
         text = raw.get("text_config")
-        kind = text.get("model_type", "lfm2") if isinstance(text, dict) else "lfm2"
+        kind = str(text.get("model_type", "lfm2")) if isinstance(text, dict) else "lfm2"
         if kind not in OF_TEXT:
             raise NotImplementedError(
                 f"config.json: text_config.model_type = {shown(kind)} is not implemented for Lfm2Vl; implemented: "

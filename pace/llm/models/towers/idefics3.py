@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -122,6 +123,13 @@ class Idefics3Tower(SiglipTower):
             if not mask.flatten(0, 1)[is_real.to(mask.device)].bool().all():
                 raise NotImplementedError("pixel_attention_mask must be ones for all tiles but those of zeros")
         return [self._media(tile[None].contiguous()) for tile in tiles[is_real]]
+
+    def blank(self, num_tokens: int) -> Media:
+        config = self.config
+        side = config.patches_per_side // config.scale_factor * config.scale_factor
+        tiles = max(1, num_tokens // self.num_tokens())
+        features = np.zeros((tiles, config.num_channels, *(side * config.patch_size,) * 2), np.float32)
+        return Media("image", features, (tiles, side, side), tiles * self.num_tokens(), b"")
 
     def _media(self, tile: Tensor) -> Media:
         features, side = tile.numpy(), tile.shape[-1] // self.config.patch_size

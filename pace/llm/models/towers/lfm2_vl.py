@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,9 @@ from pace.naming import shown
 
 PROJECTOR_EPS = 1e-5
 """Added to the variance in the norm of the projector; it is not in the config."""
+
+TILE_SIDE = 32
+"""Patches on a side of a tile of a large image, in all published checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +139,16 @@ class Lfm2VlTower(SiglipTower):
             )
         return [self._media(*tile, index) for index, tile in enumerate(zip(pixels, mask, shapes.tolist()))]
 
+    def blank(self, num_tokens: int) -> Media:
+        side = TILE_SIDE // self.factor
+        tiles, rows, columns = num_tokens // side**2, side, side
+        if not tiles:
+            rows = next(rows for rows in range(math.isqrt(num_tokens), 0, -1) if num_tokens % rows == 0)
+            tiles, columns = 1, num_tokens // rows
+        grid = tiles, rows * self.factor, columns * self.factor
+        features = np.zeros((math.prod(grid), *self.config.patch_shape), np.float32)
+        return Media("image", features, grid, tiles * rows * columns, b"")
+
     def _media(self, pixels: Tensor, mask: Tensor, shape: list[int], index: int) -> Media:
         (rows, columns), factor, count = shape, self.factor, math.prod(shape)
         if min(shape) < factor or rows % factor or columns % factor or count > len(pixels):
@@ -151,8 +165,8 @@ class Lfm2VlTower(SiglipTower):
 
 
 def taps(size: int, side: int) -> Tensor:
-    """float32 `[size, side]`: the weights with which `side` positions of a table make `size` ones: bilinear, with a wider
-    filter if there are fewer. As `interpolate(align_corners=False, antialias=True)` in torch."""
+    """float32 `[size, side]`: the weights with which `side` positions of a table make `size` ones. They are those of
+    torch's bilinear `interpolate(align_corners=False, antialias=True)`."""
     scale = torch.tensor(side) / torch.tensor(size, dtype=torch.float32)
     center = (torch.arange(size, dtype=torch.float32) + 0.5) * scale - 0.5
     source = torch.arange(side, dtype=torch.float32)

@@ -1,8 +1,9 @@
 """Images of LFM2-VL: sizes, tiles and texts are those of `Lfm2VlImageProcessor` of transformers, and pixels within two
-levels. It needs torchvision, of which the two functions that it calls are written here."""
+levels. That needs torchvision; the two functions that it calls are written here."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from types import ModuleType, SimpleNamespace
@@ -58,7 +59,7 @@ def theirs():
     modules[names[-1]].functional = functional
     has_torchvision = mock.patch.dict(import_utils.BACKENDS_MAPPING, torchvision=(lambda: True, ""))
     with mock.patch.dict(sys.modules, modules), has_torchvision:
-        from transformers.models.lfm2_vl import image_processing_lfm2_vl as module
+        module = importlib.import_module("transformers.models.lfm2_vl.image_processing_lfm2_vl")
 
     def process(settings: dict, *images) -> dict:
         processor = object.__new__(module.Lfm2VlImageProcessor)

@@ -83,7 +83,7 @@ def save_tiled(folder: Path, model_type: str, **fields: Any) -> torch.nn.Module:
 
 
 def save_processor(folder: Path, model_type: str) -> None:
-    """Saves the settings of the processor, and a tokenizer of the words w1 to w69, of line breaks and special tokens."""
+    """Saves the settings of the processor, and a tokenizer of the words w7 to w69, line breaks and special tokens."""
     words = {
         "<unk>": 0,
         "\n": 2,
@@ -116,8 +116,8 @@ def renamed(folder: Path, names: dict[str, str]) -> None:
 
 
 def tokens_around(counts: list[int], seed: int) -> list[int]:
-    """Random text with tiles in it, which have these numbers of tokens: one at the start or not, and others apart or
-    next to each other."""
+    """Random text with tiles of these numbers of tokens in it. The first is at the start or not, and others are apart
+    or next to each other."""
     generator = torch.Generator().manual_seed(seed)
 
     def text(count: int) -> list[int]:

@@ -96,8 +96,8 @@ def chat(sizes: list[tuple[int, int]]) -> list[dict]:
 
 @pytest.mark.parametrize("model_type", sample(TYPES, lambda name: name == "smolvlm"))
 def test_an_answer_about_images_is_that_of_transformers(model_type, tmp_path) -> None:
-    """From pixels to tokens: alone, in a batch, in chunks, with cached prefixes and rows, and with the tensors of the
-    processor in transformers."""
+    """Alone, in a batch, in chunks, with cached prefixes and rows, and with the tensors of the processor in
+    transformers."""
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
     from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
@@ -206,6 +206,53 @@ def test_a_prepared_image_has_the_rows_of_its_tiles(saved) -> None:
     assert torch.equal(rows, torch.cat([run_to_end(runner.encode(tile)) for tile in tiles]))
 
 
+@pytest.mark.parametrize(("model_type", "counts"), [("smolvlm", (9, 9, 63)), ("lfm2_vl", (1, 14, 256))])
+def test_a_blank_image_has_nearly_the_wanted_number_of_tokens(model_type, counts, tmp_path) -> None:
+    save_tiled(tmp_path, model_type)
+    runner = EagerRunner(load_model(tmp_path, backends()[-1]))
+    for wanted, count in zip((1, 14, 70 if model_type == "smolvlm" else 300), counts):
+        media = runner.towers[0].blank(wanted)
+        assert media.num_tokens == count and len(run_to_end(runner.encode(media))) == count
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not NATIVE, reason="needs the kernels")
+@pytest.mark.parametrize("model_type", ["smolvlm", "lfm2_vl"])
+def test_packed_copies_and_quantised_weights_have_the_tower(model_type, tmp_path) -> None:
+    save_tiled(tmp_path, model_type)
+    save_processor(tmp_path, model_type)
+    prompt = {"inputs": {"prompt": "w9 <image> w8", "images": [draw(60, 40)]}}
+    with load(tmp_path) as plain:
+        expected = run(plain, prompt, 5)
+    for _ in range(2):
+        with load(tmp_path, weights_cache=tmp_path / "copies") as copied:
+            assert run(copied, prompt, 5) == expected
+    with load(tmp_path, quantization="int8") as quantised:
+        assert quantised.generate(**prompt, max_new_tokens=5)
+        tower = quantised._engine.model.towers[0]
+        assert not tower.patches.matrix.plan.layouts and tower.blocks[0].block.mixer.qkv.plan.layouts
+
+
+@torch.no_grad()
+@pytest.mark.thorough
+@pytest.mark.parametrize("model_type", MODELS)
+def test_bfloat16_rows_are_as_near_as_those_of_transformers(model_type, tmp_path) -> None:
+    """Weights in bfloat16 are the same numbers, and activations are float32 here."""
+    from transformers import AutoModelForImageTextToText
+
+    from tests.llm.models.towers.tiles.test_lfm2_vl import SHAPES, tiles_of
+
+    inputs = tiles_of(SHAPES) if model_type == "lfm2_vl" else {"pixel_values": pixels_of([3])}
+    oracle = save_tiled(tmp_path, model_type)
+    half = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    exact, usual = (
+        torch.cat(model.model.get_image_features(**inputs, return_dict=True).pooler_output) for model in (oracle, half)
+    )
+    model = load_model(tmp_path, backends()[-1], torch.bfloat16)
+    ours = torch.cat([run_to_end(EagerRunner(model).encode(tile)) for tile in model.towers[0].read_inputs(inputs)])
+    assert (ours - exact).square().mean() <= (usual.float() - exact).square().mean()
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["mistral", "qwen2"])
 def test_other_text_models(kind, tmp_path) -> None:
@@ -239,20 +286,20 @@ def changed(**tensors):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "error", "message"),
+    ("inputs", "message"),
     [
-        (lambda: changed(pixel_values=None), ValueError, "pixel_values is missing"),
-        (lambda: changed(pixel_values=torch.zeros(2, 3, 24, 24)), ValueError, r"pixel_values must be floats \[prompts, tiles"),
-        (lambda: changed(pixel_values=torch.zeros(2, 2, 3, 24, 32)), ValueError, "such as S = 8"),
-        (lambda: changed(pixel_values=torch.zeros(2, 2, 3, 20, 20)), ValueError, r"S // 4 in multiples of 2"),
-        (lambda: changed(pixel_attention_mask=torch.ones(2, 2, 24)), ValueError, r"pixel_attention_mask must be \[2, 2, 24, 24\]"),
-        (lambda: changed(pixel_attention_mask=torch.zeros(2, 2, 24, 24)), NotImplementedError, "must be ones for all tiles"),
-        (lambda: changed(pixel_values=inputs_of([2, 2])["pixel_values"]), ValueError, "have 27 tokens of id 90, but 4 images must have 36"),
-        (lambda: {"prompt": "w9 <image> <image>", "images": [draw(9, 9)]}, ValueError, "2 placeholders <image> for 1 image"),
+        (lambda: changed(pixel_values=None), "pixel_values is missing"),
+        (lambda: changed(pixel_values=torch.zeros(2, 3, 24, 24)), r"pixel_values must be floats \[prompts, tiles"),
+        (lambda: changed(pixel_values=torch.zeros(2, 2, 3, 24, 32)), "such as S = 8"),
+        (lambda: changed(pixel_values=torch.zeros(2, 2, 3, 20, 20)), r"S // 4 in multiples of 2"),
+        (lambda: changed(pixel_attention_mask=torch.ones(2, 2, 24)), r"mask must be \[2, 2, 24, 24\]"),
+        (lambda: changed(pixel_attention_mask=torch.zeros(2, 2, 24, 24)), "must be ones for all tiles"),
+        (lambda: changed(pixel_values=inputs_of([2, 2])["pixel_values"]), "have 27 .* but 4 images must have 36"),
+        (lambda: {"prompt": "w9 <image> <image>", "images": [draw(9, 9)]}, "2 placeholders <image> for 1 image"),
     ],
-)  # fmt: skip
-def test_inputs_that_are_refused(model, inputs, error, message) -> None:
-    with pytest.raises(error, match=message):
+)
+def test_inputs_that_are_refused(model, inputs, message) -> None:
+    with pytest.raises((ValueError, NotImplementedError), match=message):
         model.generate(inputs(), max_new_tokens=2)
 
 
@@ -308,9 +355,9 @@ def test_fields_that_are_left_out_have_the_defaults_of_transformers() -> None:
         ({"scale_factor": 0}, ValueError, r"scale_factor must be an integer in 1\.\.64; got 0"),
         ({"image_token_id": "x"}, ValueError, "image_token_id must be a token's id"),
         ({"vision_config": VISION | {"patch_size": [4, 5]}}, NotImplementedError, "two equal sides"),
-        ({"vision_config": VISION | {"num_attention_heads": 5}}, ValueError, "must be a multiple of num_attention_heads"),
+        ({"vision_config": VISION | {"num_attention_heads": 5}}, ValueError, "a multiple of num_attention_heads"),
         ({"vision_config": VISION | {"hidden_act": "mish"}}, NotImplementedError, "mish"),
-        ({"text_config": {"model_type": "t5"}}, NotImplementedError, "'t5' is not implemented .*: llama, mistral, qwen2"),
+        ({"text_config": {"model_type": "t5"}}, NotImplementedError, "'t5' is not .* implemented: llama, mistral"),
     ],
 )  # fmt: skip
 def test_fields_that_are_refused(fields, error, message) -> None:
