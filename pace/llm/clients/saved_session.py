@@ -19,6 +19,7 @@ from pace.llm.cache.saved_file import SavedFile, write_file
 from pace.llm.clients.saved_media import describe, feature_bytes, read_media, whole_media
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
+from pace.llm.inputs import held_token
 from pace.llm.sequence import AdapterKey, Sequence
 from pace.media.media import MediaSpan
 
@@ -193,7 +194,8 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
     if pieces is None or file.sizes[num_first:] != [piece.num_bytes for piece in pieces]:
         raise ValueError("its keys and values have another layout than this model's")
     adapter = _adapter_of(head.get("adapter", []))
-    placeholders = {tower.kind: tower.placeholder for tower in engine.model.towers}
+    vocab_size = engine.model.vocab_size
+    placeholders = {tower.kind: held_token(tower.placeholder, vocab_size) for tower in engine.model.towers}
     media = read_media(entries, [file.piece(number) for number in range(2, num_first)], tokens, placeholders)
     return Saved(tokens, num_prompt_tokens, extent, bytes(file.piece(1)), adapter, media), pieces
 
