@@ -19,6 +19,7 @@ from pace.llm.cache.saved_file import SavedFile, write_file
 from pace.llm.clients.saved_media import describe, feature_bytes, read_media, whole_media
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
+from pace.llm.inputs import held_token
 from pace.llm.sequence import AdapterKey, Sequence
 from pace.media.media import MediaSpan
 
@@ -195,7 +196,8 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
     adapter = _adapter_of(head.get("adapter", []))
     if entries and head.get("mmproj") != _identity(driver).mmproj:
         raise ValueError("its images were encoded with another mmproj file; give that one, or compute it again")
-    placeholders = {tower.kind: tower.placeholder for tower in engine.model.towers}
+    vocab_size = engine.model.vocab_size
+    placeholders = {tower.kind: held_token(tower.placeholder, vocab_size) for tower in engine.model.towers}
     media = read_media(entries, [file.piece(number) for number in range(2, num_first)], tokens, placeholders)
     return Saved(tokens, num_prompt_tokens, extent, bytes(file.piece(1)), adapter, media), pieces
 
