@@ -76,6 +76,10 @@ def _kinds(layers: int, usual: str, other: str, others: tuple[int, ...]) -> list
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": _LLAMA | _sizes(576, 1536, 30, 9, 3, True)
         | dict(vocab_size=49152, rope_theta=1e5, max_position_embeddings=8192),
+    "smolvlm-500m": _LLAMA | _sizes(960, 2560, 32, 15, 5, False)
+        | dict(architectures=["SmolVLMForConditionalGeneration"], model_type="smolvlm", vocab_size=49280,
+               rope_theta=1e5, max_position_embeddings=8192, image_token_id=49190, scale_factor=4,
+               vision_config=dict(hidden_size=768, image_size=512, num_attention_heads=12, patch_size=16)),
     "tinyllama-1.1b": _LLAMA | _sizes(2048, 5632, 22, 32, 4, False)
         | dict(vocab_size=32000, rope_theta=1e4, max_position_embeddings=2048),
     "llama-3.2-1b": _LLAMA3 | _sizes(2048, 8192, 16, 32, 8, True) | dict(head_dim=64, rope_scaling=_scaled(32.0)),
@@ -139,6 +143,13 @@ SHAPES: dict[str, dict[str, Any]] = {
                max_position_embeddings=128000, layer_types=_kinds(16, "conv", "full_attention", (2, 5, 8, 10, 12, 14)),
                conv_L_cache=3, conv_bias=False, block_ff_dim=12288, block_auto_adjust_ff_dim=True,
                block_ffn_dim_multiplier=1.0, block_multiple_of=256),
+    "lfm2-vl-450m": _sizes(1024, 6656, 16, 16, 8, True)
+        | dict(architectures=["Lfm2VlForConditionalGeneration"], model_type="lfm2_vl", vocab_size=65536, norm_eps=1e-5,
+               rope_theta=1e6, max_position_embeddings=128000, image_token_id=396, downsample_factor=2,
+               layer_types=_kinds(16, "conv", "full_attention", (2, 5, 8, 10, 12, 14)), conv_L_cache=3, conv_bias=False,
+               block_ff_dim=6656, block_auto_adjust_ff_dim=True, block_ffn_dim_multiplier=1.0, block_multiple_of=256,
+               projector_hidden_size=2560,
+               vision_config=dict(hidden_size=768, intermediate_size=3072, num_attention_heads=12, num_patches=256)),
     "granite-4-h-tiny": _sizes(1536, 512, 40, 12, 4, True)
         | dict(architectures=["GraniteMoeHybridForCausalLM"], model_type="granitemoehybrid", vocab_size=100352,
                hidden_act="silu", rms_norm_eps=1e-5, rope_theta=1e4, position_embedding_type="nope",

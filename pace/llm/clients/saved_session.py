@@ -19,6 +19,7 @@ from pace.llm.cache.saved_file import SavedFile, write_file
 from pace.llm.clients.saved_media import describe, feature_bytes, read_media, whole_media
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
+from pace.llm.inputs import held_token
 from pace.llm.sequence import AdapterKey, Sequence
 from pace.media.media import MediaSpan
 
@@ -174,8 +175,9 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
         head.get(name) for name in ("num_prompt_tokens", "num_computed", "starts")
     )
     tokens = np.frombuffer(file.piece(0), TOKEN).tolist() if len(file.sizes) > 1 and not file.sizes[0] % 4 else None
-    counts = (num_prompt_tokens, num_computed)
-    if tokens is None or not all(type(count) is int and 0 <= count <= len(tokens) for count in counts):
+    # A session that was cut keeps the angles of its longer prompt.
+    limits = (num_prompt_tokens, engine.model.max_position_embeddings), (num_computed, len(tokens or ()))
+    if tokens is None or not all(type(count) is int and 0 <= count <= limit for count, limit in limits):
         raise ValueError("its head contradicts itself")
     if len(tokens) > engine.max_length:
         raise ValueError(
@@ -192,7 +194,8 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
     if pieces is None or file.sizes[num_first:] != [piece.num_bytes for piece in pieces]:
         raise ValueError("its keys and values have another layout than this model's")
     adapter = _adapter_of(head.get("adapter", []))
-    placeholders = {tower.kind: tower.placeholder for tower in engine.model.towers}
+    vocab_size = engine.model.vocab_size
+    placeholders = {tower.kind: held_token(tower.placeholder, vocab_size) for tower in engine.model.towers}
     media = read_media(entries, [file.piece(number) for number in range(2, num_first)], tokens, placeholders)
     return Saved(tokens, num_prompt_tokens, extent, bytes(file.piece(1)), adapter, media), pieces
 

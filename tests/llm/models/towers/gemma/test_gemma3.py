@@ -215,6 +215,53 @@ def test_batches_and_steps_change_no_bit_in_other_formats(looking, options) -> N
             assert run(model, inputs_of(COUNTS), 8) == alone, budget
 
 
+def test_sessions_see_images_whole(looking, model, tmp_path) -> None:
+    """Images in two turns, of which the second is dropped, appended to a fork, and to a session that was saved."""
+    whole = inputs_of([2], 1)
+    tokens, images = whole["input_ids"][0], whole["pixel_values"]
+    cut = len(tokens) - tokens.tolist()[::-1].index(BEGIN) - 1
+    turns = [
+        {"input_ids": part[None], "pixel_values": image[None]}
+        for part, image in zip((tokens[:cut], tokens[cut:]), images, strict=True)
+    ]
+    with model.session() as session:
+        expected = session.append(whole, "all")
+        assert session.append([5]).log_softmax(1).isfinite().all()
+        session.truncate(cut)
+        with pytest.raises(ValueError, match="an image or a clip, which truncate keeps or drops as a whole"):
+            session.truncate(cut - len(tokens) // 4)
+        with session.fork() as fork:
+            assert torch.equal(fork.append(turns[1], "all"), expected[cut:])
+        session.save(tmp_path / "saved")
+    with load(looking[1], prefix_cache_bytes=0) as other:
+        with other.load_session(tmp_path / "saved") as session:
+            assert torch.equal(session.append(turns[1], "all"), expected[cut:])
+            assert session.tokens == tokens.tolist()
+        with other.session() as session:
+            assert torch.equal(session.append(turns[0], "all"), expected[:cut])
+            assert torch.equal(session.append(turns[1], "all"), expected[cut:])
+
+
+def test_a_placeholder_outside_of_the_vocabulary(looking, model, tmp_path) -> None:
+    """As in transformers, its embedding is never asked for. Penalties and drafts from the prompt do not meet it."""
+    oracle = save_looking(tmp_path, image_token_index=262144)
+    inputs = inputs_of([2, 0, 1], 1)
+    expected = run(model, inputs, 12)
+    inputs["input_ids"] = inputs["input_ids"].where(inputs["input_ids"] != IMAGE, 262144)
+    with load(tmp_path, spec_config=PromptLookupConfig()) as other:
+        assert run(other, inputs, 12) == expected
+        one = {name: value[:1] if name != "pixel_values" else value[:2] for name, value in inputs.items()}
+        assert oracle_tokens(oracle, {name: one[name] for name in one if name != "attention_mask"}, 12) == expected[0][0]
+        output = other.generate(**inputs, max_new_tokens=12, repetition_penalty=1.2, no_repeat_ngram_size=3)
+        assert torch.equal(output.output_token_ids[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
+        with other.session() as session:
+            session.append(one)
+            session.save(tmp_path / "saved")
+        other.load_session(tmp_path / "saved").close()
+        with pytest.raises(ValueError, match="holds the token id 262144"):
+            other.generate([[5, 262144]], max_new_tokens=1)
+
+
 def test_samples_and_text_alone(looking, model) -> None:
     inputs = inputs_of([2], 2)
     ((expected, _),) = run(model, inputs, 10)
@@ -267,7 +314,6 @@ def test_configs_that_are_refused(fields, vision, error, message) -> None:
     [
         ({"mm_tokens_per_image": 49}, "mm_tokens_per_image = 49 is not the square of a part of 6"),
         ({"mm_tokens_per_image": 25}, "mm_tokens_per_image = 25 is not the square of a part of 6"),
-        ({"image_token_index": 99}, "image_token_index = 99 is not below vocab_size, 99"),
     ],
 )
 def test_a_tower_that_cannot_be_used_is_left_out(fields, reason, tmp_path, caplog) -> None:
