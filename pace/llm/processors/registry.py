@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pace.llm.processors.gemma3 import Gemma3ImageProcessor
+from pace.llm.processors.gemma4 import Gemma4ImageProcessor, Gemma4UnifiedImageProcessor
 from pace.llm.processors.idefics3 import Idefics3ImageProcessor
 from pace.llm.processors.image_processor import ImageProcessor
 from pace.llm.processors.internvl import InternVLImageProcessor
@@ -29,6 +30,8 @@ IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "LlavaForConditionalGeneration": LlavaImageProcessor,
     "Mistral3ForConditionalGeneration": PixtralImageProcessor,
     "PaddleOCRVLForConditionalGeneration": PaddleOCRVLImageProcessor,
+    "Gemma4ForConditionalGeneration": Gemma4ImageProcessor,
+    "Gemma4UnifiedForConditionalGeneration": Gemma4UnifiedImageProcessor,
     "Qwen2VLForConditionalGeneration": QwenImageProcessor,
     "Qwen2_5_VLForConditionalGeneration": QwenImageProcessor,
     "Qwen3_5ForConditionalGeneration": QwenImageProcessor,
