@@ -27,7 +27,7 @@ constexpr size_t dtype_bytes(DType dtype) { return dtype == DType::F32 ? 4 : dty
 //   Relu       max(x, 0).
 //   Relu2      max(x, 0)^2.
 //   Tanh       tanh(x).
-//   Clamp      x, not below -limit and not above limit.
+//   Clamp      x, not below low and not above high.
 //   Xielu      alpha_p x^2 + beta x if x > 0, else alpha_n (exp(min(x, eps)) - 1 - x) + beta x.
 //   ClampedSwiglu  glu only: g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up in [-limit, limit]
 enum class Activation : uint32_t {
@@ -48,7 +48,8 @@ enum class Activation : uint32_t {
 // An activation, and the numbers in its definition.
 struct ActivationFunction {
     Activation kind;
-    float limit = 0, alpha = 0;                         // for ClampedSwiglu; Clamp has only the limit
+    float low = 0, high = 0;                            // for Clamp
+    float limit = 0, alpha = 0;                         // for ClampedSwiglu
     float alpha_p = 0, alpha_n = 0, beta = 0, eps = 0;  // for Xielu; eps <= 0
 
     ActivationFunction(Activation kind = Activation::None) : kind(kind) {}

@@ -94,7 +94,7 @@ def _save_once(driver: EngineDriver, sequence: Sequence, path: Path, about: dict
     if sequence.adapter:
         head["adapter"] = sequence.adapter
     if sequence.media:
-        head["media"] = describe(sequence.media)
+        head["media"], head["mmproj"] = describe(sequence.media), _identity(driver).mmproj
 
     def contents() -> Iterator[bytes | memoryview]:
         yield tokens
@@ -194,6 +194,8 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
     if pieces is None or file.sizes[num_first:] != [piece.num_bytes for piece in pieces]:
         raise ValueError("its keys and values have another layout than this model's")
     adapter = _adapter_of(head.get("adapter", []))
+    if entries and head.get("mmproj") != _identity(driver).mmproj:
+        raise ValueError("its images were encoded with another mmproj file; give that one, or compute it again")
     vocab_size = engine.model.vocab_size
     placeholders = {tower.kind: held_token(tower.placeholder, vocab_size) for tower in engine.model.towers}
     media = read_media(entries, [file.piece(number) for number in range(2, num_first)], tokens, placeholders)

@@ -62,6 +62,11 @@ class ImageProcessor:
         """Reads the settings of `raw`. Raises ValueError or NotImplementedError that names `file` and the field."""
         return cls(**read_settings(cls, raw, file, cls.only, cls.without_effect))
 
+    def within(self, whole: dict[str, Any]) -> Self:
+        """Returns this processor with what the settings of the whole processor, of texts and images, say about the
+        text of an image. Raises ValueError that names the field."""
+        return self
+
     def for_model(self, config: dict[str, Any]) -> Self:
         """Returns this processor with what config.json says about the tower. Raises ValueError if the two contradict
         each other."""

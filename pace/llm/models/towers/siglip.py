@@ -31,26 +31,13 @@ from pace.llm.layers import (
     TensorSource,
     Vectors,
 )
-from pace.llm.models.model_config import (
-    HARMLESS,
-    MAX_LAYERS,
-    ModelConfig,
-    activation,
-    checked_head_dim,
-    count,
-    declared,
-    number,
-    read_declared,
-    same,
-)
+from pace.llm.models.model_config import MAX_LAYERS, activation, checked_head_dim, count, declared, number
 from pace.llm.models.towers.image_tower import ImageTower
 from pace.llm.models.towers.parts import PatchEmbedding, RowLinear, RowNorm, VisionBlock, cut_patches
 from pace.llm.models.towers.tower import RunSlice, rows_batch
+from pace.llm.models.towers.vision_config import MAX_SIZE, VisionConfig
 from pace.media.media import Media
 from pace.naming import shown
-
-MAX_SIZE = 2**16
-"""Maximum hidden_size of a tower. The largest known is below 2^13."""
 
 
 def side(default: int, maximum: int) -> Any:
@@ -68,12 +55,11 @@ def side(default: int, maximum: int) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiglipVisionConfig:
+class SiglipVisionConfig(VisionConfig):
     """Fields of `vision_config` in config.json. A family with other defaults or more fields has a subclass."""
 
     model_types: ClassVar[tuple[str, ...]] = ("siglip_vision_model",)
     without_effect: ClassVar[frozenset[str]] = frozenset({"vision_use_head", "num_image_tokens", "projection_dim"})
-    """Fields of this and of other models around the tower that change none of its rows."""
 
     hidden_size: int = count(768, MAX_SIZE)
     intermediate_size: int = count(3072)
@@ -85,29 +71,7 @@ class SiglipVisionConfig:
     hidden_act: str = activation("gelu_tanh")
     layer_norm_eps: float = number(1e-6, 0.0, 1.0)
 
-    @classmethod
-    def read(cls, fields: Any) -> Self:
-        """Raises ValueError or NotImplementedError for a field that is wrong, or that the tower does not implement."""
-        if not isinstance(fields, dict):
-            raise ValueError(f"config.json: vision_config must be an object; got {shown(fields)}")
-        cls.refuse(fields)
-        config = cls(**read_declared(cls, fields, "vision_config."))
-        config.check()
-        return config
-
-    @classmethod
-    def refuse(cls, fields: dict[str, Any]) -> None:
-        """Raises NotImplementedError for a field that is unknown, or has a value that is not implemented."""
-        only = ModelConfig.only | {"model_type": (None, *cls.model_types)}
-        known = cls.without_effect | {field.name for field in dataclasses.fields(cls)}
-        for name, value in fields.items():
-            if name in known or (name not in only and HARMLESS.fullmatch(name)):
-                continue
-            if not any(same(value, allowed) for allowed in only.get(name, ())):
-                raise NotImplementedError(f"config.json: vision_config.{name} = {shown(value)} is not implemented")
-
     def check(self) -> None:
-        """Raises ValueError if fields contradict each other."""
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 "config.json: vision_config.hidden_size must be a multiple of num_attention_heads; got "
@@ -166,26 +130,13 @@ def position_table(name: str, num_positions: int, size: int) -> Vectors:
     return Vectors({name: num_positions * size}, {name: TensorSource((num_positions, size))})
 
 
-class SiglipTower(ImageTower):
-    """Patches with learned positions, blocks, and a norm. The features of an image are its pixels, float32
-    `[1, channels, image_size, image_size]`."""
+class SquareTower(ImageTower):
+    """A tower whose images all have `image_size`. An image is float32 `[1, channels, image_size, image_size]`, the
+    `features` of its medium."""
 
     prefix = "vision_tower."
     input_names = ("pixel_values",)
     config: SiglipVisionConfig
-
-    def __init__(self, config: SiglipVisionConfig, placeholder: int):
-        self.config = config
-        self.placeholder = placeholder
-        self.cache = config.cache
-        size, name = config.hidden_size, "vision_tower.embeddings"
-        self.patches = PatchEmbedding(f"{name}.patch_embedding", size, config.patch_shape, bias=True, positions=True)
-        self.positions = position_table(f"{name}.position_embedding.weight", config.patches_per_side**2, size)
-        self.blocks = [
-            VisionBlock(siglip_block(f"vision_tower.encoder.layers.{index}", config), size, config.cache, None)
-            for index in range(config.num_hidden_layers)
-        ]
-        self.norm = RowNorm(LayerNorm("vision_tower.post_layernorm", size, config.layer_norm_eps), size)
 
     @abstractmethod
     def num_tokens(self) -> int:
@@ -193,9 +144,6 @@ class SiglipTower(ImageTower):
 
     def patches_of(self, media: Media) -> Tensor:
         return cut_patches(torch.from_numpy(media.features), self.config.patch_size)
-
-    def positions_of(self, media: Media) -> Tensor:
-        return self.positions.values.view(-1, self.config.hidden_size)
 
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
         config, images = self.config, torch.as_tensor(inputs["pixel_values"])
@@ -217,6 +165,26 @@ class SiglipTower(ImageTower):
         digest = hashlib.sha256(f"pixels {tuple(image.shape)} ".encode())
         digest.update(image.numpy())
         return Media("image", image.numpy(), grid, self.num_tokens(), digest.digest())
+
+
+class SiglipTower(SquareTower):
+    """Patches with learned positions, blocks, and a norm."""
+
+    def __init__(self, config: SiglipVisionConfig, placeholder: int):
+        self.config = config
+        self.placeholder = placeholder
+        self.cache = config.cache
+        size, name = config.hidden_size, "vision_tower.embeddings"
+        self.patches = PatchEmbedding(f"{name}.patch_embedding", size, config.patch_shape, bias=True, positions=True)
+        self.positions = position_table(f"{name}.position_embedding.weight", config.patches_per_side**2, size)
+        self.blocks = [
+            VisionBlock(siglip_block(f"vision_tower.encoder.layers.{index}", config), size, config.cache, None)
+            for index in range(config.num_hidden_layers)
+        ]
+        self.norm = RowNorm(LayerNorm("vision_tower.post_layernorm", size, config.layer_norm_eps), size)
+
+    def positions_of(self, media: Media) -> Tensor:
+        return self.positions.values.view(-1, self.config.hidden_size)
 
 
 @dataclass(frozen=True, kw_only=True)

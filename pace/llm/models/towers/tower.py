@@ -53,6 +53,8 @@ class Tower(Layer):
     """Id of the token that stands for each of its rows in a prompt."""
     width: int
     """Floats of a row."""
+    unused: tuple[str, ...] = ()
+    """Regular expressions of tensors in checkpoints that it does not need."""
 
     @abstractmethod
     def encode(self, media: Media, run: RunSlice) -> Generator[None, None, Tensor]:
