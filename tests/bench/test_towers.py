@@ -10,9 +10,11 @@ import torch
 from pace.bench.limits import Limits
 from pace.bench.plan import PROCESS_BYTES, plan
 from pace.bench.prediction import efficiency
+from pace.bench.shapes import SHAPES
 from pace.bench.towers import CLIP_TOKENS, Encoding
 from pace.llm.engine.media import MEDIA_CACHE_BYTES
 from pace.llm.models.model_list import read_config
+from pace.llm.models.towers.tower import Tower
 from pace.ops import native
 from tests.llm.models.towers import omni
 from tests.llm.models.towers.seeing import run_to_end
@@ -145,3 +147,18 @@ def test_a_measured_encoding(tmp_path, capsys, monkeypatch):
 
     assert main(["bench", str(TINY), "--image-tokens", "40"]) == 1
     assert "has no tower for images or sound; leave --image-tokens out" in capsys.readouterr().err
+
+
+def test_every_tower_makes_blank_media():
+    """For the shapes of `pace bench --list`, plans are made of them."""
+    towers = [Tower]
+    for tower in towers:
+        towers += tower.__subclasses__()
+    assert not [tower.__name__ for tower in towers if not tower.__subclasses__() and tower.blank is Tower.blank]
+    found = {}
+    for name, raw in SHAPES.items():
+        if "vision_config" in raw:
+            encoding = Encoding(tower_of(raw), 256)
+            found[name] = encoding.num_tokens
+            assert encoding.row_bytes == 4 * encoding.tower.width * encoding.num_tokens and encoding.flops > 1e9, name
+    assert {"qwen3-vl-2b": 256, "qwen3.5-4b-vl": 256}.items() <= found.items()

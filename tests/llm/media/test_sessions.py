@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,9 @@ pytest.importorskip("transformers")
 pytest.importorskip("PIL")
 
 from pace.llm.cache import saved_file
+from pace.llm.clients.saved_media import FIELDS, describe, feature_bytes, read_media, whole_media
+from pace.llm.clients.session import _extents
+from pace.media.media import Media, MediaSpan
 from tests.llm.media.talking import PLACEHOLDER, load, num_encoded, page, save_talking
 from tests.plugins.tiers import sample
 
@@ -137,3 +141,26 @@ def test_a_file_whose_media_are_elsewhere_is_refused(folder, model, tmp_path, mo
             session.save(path)
         with pytest.raises(ValueError, match=f"images.session cannot be loaded: .*{message}"):
             model.load_session(path)
+
+
+def test_media_of_several_runs() -> None:
+    """Tiles and rows of an image with other tokens between them."""
+    features = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    media = Media("image", features, (2, 1, 3), 5, b"\1\2", (2, 3), (1, 3))
+    one = Media("image", features[:1], (1, 1, 3), 1, b"\3")
+    spans = (MediaSpan(1, media, length=2), MediaSpan(5, media, 2, length=3), MediaSpan(9, one))
+    tokens = [7, 9, 9, 7, 7, 9, 9, 9, 7, 9]
+    assert list(_extents(spans)) == [(1, 8), (9, 10)]
+    entries = json.loads(json.dumps(describe(spans)))
+    pieces = [bytearray(feature_bytes(medium)) for medium in whole_media(spans)]
+    found = read_media(entries, pieces, tokens, {"image": 9})
+    assert [(span.start, span.first, span.length) for span in found] == [(1, 0, 2), (5, 2, 3), (9, 0, 1)]
+    for ours, given in zip(whole_media(found), (media, one), strict=True):
+        assert np.array_equal(ours.features, given.features) and ours.features.shape == given.features.shape
+        assert all(getattr(ours, name) == getattr(given, name) for name in ("digest", *FIELDS))
+    assert found[0].media is found[1].media
+    entries[0]["starts"] = [1, 4]
+    with pytest.raises(ValueError, match="not at their placeholders"):
+        read_media(entries, pieces, tokens, {"image": 9})
+    with pytest.raises(ValueError, match="other media"):
+        read_media(entries, pieces[:1], tokens, {"image": 9})

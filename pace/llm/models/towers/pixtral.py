@@ -7,6 +7,7 @@ An image is a grid of patches of any shape. Its rows see each other, and turn by
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -188,6 +189,14 @@ class PixtralTower(ImageTower):
             self._media(image[None, :, :height, :width].contiguous().numpy())
             for image, (height, width) in zip(images, sizes.tolist())
         ]
+
+    def blank(self, num_tokens: int) -> Media:
+        rows = next(rows for rows in range(math.isqrt(num_tokens), 0, -1) if num_tokens % rows == 0)
+        columns, runs = num_tokens // rows, runs_of(rows, num_tokens // rows)
+        grid = 1, rows * self.merge, columns * self.merge
+        sides = (side * self.config.patch_size for side in grid[1:])
+        features = np.zeros((1, self.config.num_channels, *sides), np.float32)
+        return Media("image", features, grid, num_tokens, b"", runs)
 
     def _media(self, image: np.ndarray) -> Media:
         """The medium of `image [1, C, H, W]`."""
