@@ -112,7 +112,8 @@ def test_rows_are_those_of_transformers(name, tmp_path) -> None:
                     assert torch.equal(run_to_end(program.encode(media[image])), ours[image])
 
 
-@pytest.mark.parametrize("name", sample(list(CASES), lambda name: False))
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", CASES)
 def test_bfloat16_rows_are_as_near_as_those_of_transformers(name, tmp_path) -> None:
     """Weights in bfloat16 are the same numbers, and activations are float32 here."""
     from transformers import AutoModelForImageTextToText
@@ -137,7 +138,8 @@ def test_greedy_text_is_that_of_transformers(name, tmp_path) -> None:
         for index, images in enumerate(IMAGES):
             inputs = inputs_of(case, images, index)
             alone += run(model, inputs)
-            assert alone[-1][0] == oracle_tokens(oracle, inputs), f"{len(images)} images"
+            count = NEW if images == IMAGES[-1] else 16  # transformers takes most of the time
+            assert alone[-1][0][:count] == oracle_tokens(oracle, inputs, count), f"{len(images)} images"
         assert len({tuple(tokens) for tokens, _ in alone}) == len(IMAGES)
         batch = batch_of(case, IMAGES)
         assert run(model, batch) == alone
