@@ -72,6 +72,19 @@ PlaceRowsOp of_given(const GivenRows& given, int64_t first, int64_t columns) {
     return op;
 }
 
+// The adapters of the rows of y.
+void route_adapters(AdapterProducts& products, const AdapterTable& adapters, Value y, const Step& step) {
+    const AdapterRouting& routing = step.routing;
+    if (routing.data && routing.rows != step.tokens) {
+        throw std::invalid_argument("adapters are routed for " + std::to_string(routing.rows) + " rows; the step has " +
+                                    std::to_string(step.tokens) + " tokens");
+    }
+    products.adapters = adapters;
+    products.routing = routing.data;
+    products.per_row = routing.per_row;
+    products.indices = y.per_token ? nullptr : step.rows;
+}
+
 }  // namespace
 
 void Program::embedding(Value out, const void* weight, const int32_t* order, Ids ids, int64_t offset) {
@@ -221,31 +234,24 @@ void Program::glu(Value out, Columns x, const ActivationFunction& activation) {
 void Program::add_adapters(Columns y, Columns x, const Norm& norm, const AdapterTable& adapters) {
     const std::string name = "adapters " + std::to_string(y.count) + " x " + std::to_string(x.count);
     record<AddAdaptersOp>(name, true, [=](AddAdaptersOp& op, const Frame& frame) {
-        const AdapterRouting& routing = frame.step.routing;
-        if (routing.data && routing.rows != frame.step.tokens) {
-            throw std::invalid_argument("adapters are routed for " + std::to_string(routing.rows) +
-                                        " rows; the step has " + std::to_string(frame.step.tokens) + " tokens");
-        }
-        op.adapters = adapters;
+        route_adapters(op, adapters, y.value, frame.step);
         op.norm = norm;
         op.x = frame.at(x);
         op.x_stride = x.value.columns;
         op.rows = frame.rows_of(y.value);
-        op.routing = routing.data;
-        op.per_row = routing.per_row;
-        op.indices = y.value.per_token ? nullptr : frame.step.rows;
         op.y = frame.at(y);
         op.y_stride = y.value.columns;
     });
 }
 
-void Program::scale(Columns x, float factor) {
+void Program::scale(Columns x, float factor, const float* factors) {
     record<ScaleOp>("scale", any_result(x), [=](ScaleOp& op, const Frame& frame) {
         op.x = frame.at(x);
         op.x_stride = x.value.columns;
         op.rows = frame.rows_of(x.value);
         op.k = x.count;
         op.factor = factor;
+        op.factors = factors;
     });
 }
 
@@ -274,15 +280,21 @@ void Program::norm(Value out, Columns x, const Norm& norm, std::optional<Columns
     });
 }
 
-void Program::linear(Value out, Columns x, const LinearOptions& options, std::optional<Value> residual) {
+void Program::linear(Value out, Columns x, const LinearOptions& options, std::optional<Value> residual,
+                     const std::optional<AdapterTable>& adapters) {
     const std::string name = "linear " + std::to_string(out.columns) + " x " + std::to_string(x.count);
-    record<LinearOp>(name, any_result(out, x, residual.value_or(out)), [=](LinearOp& op, const Frame& frame) {
+    const auto bind = [=](LinearOp& op, const Frame& frame) {
         static_cast<LinearOptions&>(op) = options;
         op.x = frame.at(x);
         op.x_stride = x.value.columns;
         op.rows = frame.rows_of(out);
         op.residual = residual ? frame.at(*residual) : nullptr;
         op.out = frame.at(out);
+    };
+    if (!adapters) return record<LinearOp>(name, any_result(out, x, residual.value_or(out)), bind);
+    record<AdaptedLinearOp>("adapted " + name, true, [=](AdaptedLinearOp& op, const Frame& frame) {
+        bind(op.linear, frame);
+        route_adapters(op.adapters, *adapters, out, frame.step);
     });
 }
 

@@ -258,8 +258,11 @@ class Spans:
     newest: Tensor | None = None
     """`[T]`: token t sees positions up to `newest[t]`, which is included. None: each token sees up to its own position.
 
-    The newest position may be before or after the token's own. It is at least the oldest position that the layer's
-    window shows to the token, and less than the `kv_len` of its span."""
+    The newest position may be before or after the token's own. It is at least the oldest position that the token sees,
+    and less than the `kv_len` of its span."""
+    oldest: Tensor | None = None
+    """`[T]`: token t sees positions from `oldest[t]` on, even if a layer's window begins later. None: no token sees
+    more than a window."""
 
 
 @dataclass(frozen=True)
@@ -316,11 +319,12 @@ class ForwardBatch:
         lengths = np.maximum(ends - first, 0)
         edges = np.concatenate([[0], np.cumsum(lengths)])
         rows = torch.from_numpy(np.arange(edges[-1]) + np.repeat(ends - edges[1:], lengths))
-        newest = self.spans.newest
+        newest, oldest = self.spans.newest, self.spans.oldest
         spans = replace(
             self.spans,
             query_start=torch.from_numpy(edges.astype(np.int32)),
             newest=None if newest is None else newest[rows],
+            oldest=None if oldest is None else oldest[rows],
         )
         some = replace(
             self,

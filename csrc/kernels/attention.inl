@@ -4,7 +4,8 @@
 //             a value rounded up to 16.
 //
 // DEFINITION  For each row at position p, over the positions j in max(0, p - window + 1) .. p, or of its chunk up to p.
-//             A row with a newest position sees up to that instead of p:
+//             A row with a newest position sees up to that instead of p. One with an oldest position sees from there on,
+//             if its window begins later:
 //
 //               s[j] = scale * sum_d q[d] k[d][j]               (softcap: s = c tanh(s / c)).
 //               out[d] = sum_j exp(s[j] - max s) v[j][d] / sum_j exp(s[j] - max s).
@@ -52,11 +53,11 @@ static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& 
     AttentionScratch s;
     s.last = 0;
     for (int row = 0; row < rows.rows; ++row) {
-        s.oldest[row] = args.oldest(rows.position(group, row));
+        s.oldest[row] = rows.oldest_of(args, row);
         s.newest[row] = rows.newest_of(group, row);
         if (s.newest[row] > s.last) s.last = s.newest[row];
     }
-    s.first = s.oldest[0];  // the positions of the rows ascend
+    s.first = rows.oldest_of_all(args);
     const auto take = [&memory](int64_t floats) {
         float* const taken = memory;
         memory += floats;

@@ -17,7 +17,7 @@ PACE_INLINE F32 activate(const ActivationFunction& f, F32 x) {
     if constexpr (kind == Activation::Relu) return max(zero(), x);
     if constexpr (kind == Activation::Relu2) return max(zero(), x) * max(zero(), x);
     if constexpr (kind == Activation::Tanh) return tanh(x);
-    if constexpr (kind == Activation::Clamp) return max(broadcast(-f.limit), min(broadcast(f.limit), x));
+    if constexpr (kind == Activation::Clamp) return max(broadcast(f.low), min(broadcast(f.high), x));
     if constexpr (kind == Activation::Xielu) {
         const F32 line = broadcast(f.beta) * x;
         const F32 curve = expm1_below_zero(min(broadcast(f.eps), x)) - x;

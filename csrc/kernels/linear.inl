@@ -282,13 +282,14 @@ PACE_INLINE void multiply_tiles(int64_t rows, int64_t panels, const char* x, int
 static void linear_amx(const LinearArgs& a) {
     constexpr int64_t kElement = sizeof(BF16);
     const int64_t panel_stride = 16 * a.k_padded * kElement, x_stride = a.x_stride * kElement;
+    const int64_t row_bytes = (a.k_padded < kPairPadding ? a.k_padded : kPairPadding) * kElement;
     for (int64_t row = 0; row < a.rows; row += kRowsOfTiles) {
         const int64_t rows = a.rows - row < kRowsOfTiles ? a.rows - row : kRowsOfTiles;
-        configure_tiles(rows, kPairPadding * kElement);
+        configure_tiles(rows, row_bytes);
         for (int64_t p = 0; p < a.panel_count; p += kPanelsOfTiles)
             multiply_tiles<BF16>(rows, a.panel_count - p, (const char*)a.x + row * x_stride, x_stride,
                                  (const char*)a.panels + p * panel_stride, panel_stride, a.k_padded * kElement,
-                                 kPairPadding * kElement, a.sums + row * a.sums_stride + 16 * p, 4 * a.sums_stride);
+                                 row_bytes, a.sums + row * a.sums_stride + 16 * p, 4 * a.sums_stride);
     }
     tile_release();
 }

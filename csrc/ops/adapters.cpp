@@ -1,5 +1,5 @@
 // Cuts the products of adapters into blocks of rows of one adapter x blocks of panels. The bits of a row depend only on
-// the row and its own routing. Each product is a kernel of csrc/kernels, in which rows are independent.
+// the row and its own routing. Each product is a kernel of csrc/kernels, in which rows and columns are independent.
 #include "pace/adapter_ops.h"
 
 #include <algorithm>
@@ -47,27 +47,23 @@ void multiply(const KernelTable& table, const PackedHeader& w, const void* x, in
 
 }  // namespace
 
-void AddAdaptersOp::prepare(int thread_count) {
+// ---- Preparation
+
+void AdapterProducts::prepare(int thread_count) {
     const bool same = table == &kernels() && threads == thread_count;
     table = &kernels();
     threads = thread_count;
-    if (!same) {  // reading the header of every adapter in every step would take longer than small products
-        check_layouts();
-        cut_columns();
-    }
+    if (!same) check_layouts();  // reading the header of every adapter in every step would take longer than products
     pairs = routing ? rows * per_row : 0;
     ranks = round_up(adapters.parts * adapters.max_rank, kPanelRows);
     max_panels = ranks / kPanelRows;
     // Each adapter may have one last block that is not full, for every place in a routing.
     max_blocks = std::min(adapters.slots * per_row, pairs) + pairs / kMaxBlockRows;
     per_thread = pairs <= kMaxPairsPerThread;
-    chunk_counts[kSort] = pairs > 0 && !per_thread ? 1 : 0;
-    chunk_counts[kDown] = pairs > 0 ? max_blocks * divide_up(max_panels, kDownPanels) : 0;
-    chunk_counts[kUp] = pairs > 0 ? int64_t(cuts.size()) : 0;
     sorted.assign(per_thread ? size_t(threads) : 0, false);
 }
 
-void AddAdaptersOp::check_layouts() const {
+void AdapterProducts::check_layouts() const {
     const Layout layout = preferred_layout({.dtype = adapters.dtype});
     for (int64_t slot = 0; slot < adapters.slots; ++slot) {
         const PackedHeader* const a = adapters.a(slot);
@@ -77,44 +73,34 @@ void AddAdaptersOp::check_layouts() const {
     }
 }
 
-void AddAdaptersOp::cut_columns() {
-    cuts.clear();
-    int64_t panels = 0;
-    for (int64_t part = 0; part < adapters.parts; ++part)
-        panels += divide_up(adapters.starts[part + 1] - adapters.starts[part], kPanelRows);
-    const int64_t count = std::clamp<int64_t>(panels / (kChunksPerThread * threads), 1, kMaxUpPanels);
-    for (int64_t part = 0; part < adapters.parts; ++part) {
-        const int64_t end = divide_up(adapters.starts[part + 1] - adapters.starts[part], kPanelRows);
-        for (int64_t first = 0; first < end; first += count)
-            cuts.push_back({part, first, std::min(end, first + count)});
-    }
-}
+// ---- Memory: a shared t, then the copies, each with a t of its own if there is no shared one
 
-// ---- Memory: t, then the copies
+size_t AdapterProducts::t_bytes() const { return size_t(pairs * ranks) * sizeof(float); }
 
-size_t AddAdaptersOp::copy_bytes() const {
-    return in_lines(sizeof(int32_t)) + in_lines(size_t(max_blocks) * sizeof(Block)) +
+size_t AdapterProducts::copy_bytes() const {
+    return (alone() ? t_bytes() : 0) + in_lines(sizeof(int32_t)) + in_lines(size_t(max_blocks) * sizeof(Block)) +
            in_lines(size_t(pairs) * sizeof(int32_t)) + in_lines(size_t(pairs) * sizeof(float));
 }
 
-size_t AddAdaptersOp::workspace_bytes() const {
+size_t AdapterProducts::workspace_bytes() const {
     if (pairs == 0) return 0;
-    return size_t(pairs * ranks) * sizeof(float) + size_t(per_thread ? threads : 1) * copy_bytes();
+    return (alone() ? 0 : t_bytes()) + size_t(per_thread ? threads : 1) * copy_bytes();
 }
 
-void AddAdaptersOp::set_workspace(void* memory) {
+void AdapterProducts::set_workspace(void* memory) {
     workspace = static_cast<char*>(memory);
     sorted.assign(sorted.size(), false);
 }
 
-AddAdaptersOp::Copy AddAdaptersOp::copy_of(int thread) const {
-    char* next = workspace + size_t(pairs * ranks) * sizeof(float) + (per_thread ? size_t(thread) * copy_bytes() : 0);
+AdapterProducts::Copy AdapterProducts::copy_of(int thread) const {
+    char* next = workspace + (alone() ? 0 : t_bytes()) + (per_thread ? size_t(thread) * copy_bytes() : 0);
     const auto take = [&next](size_t bytes) {
         char* const taken = next;
         next += in_lines(bytes);
         return taken;
     };
     Copy copy;
+    copy.t = reinterpret_cast<float*>(alone() ? take(t_bytes()) : workspace);
     copy.block_count = reinterpret_cast<int32_t*>(take(sizeof(int32_t)));
     copy.blocks = reinterpret_cast<Block*>(take(size_t(max_blocks) * sizeof(Block)));
     copy.row_of = reinterpret_cast<int32_t*>(take(size_t(pairs) * sizeof(int32_t)));
@@ -123,33 +109,22 @@ AddAdaptersOp::Copy AddAdaptersOp::copy_of(int thread) const {
 }
 
 // The sorted pairs that this thread reads.
-AddAdaptersOp::Copy AddAdaptersOp::ready(int thread) const {
+AdapterProducts::Copy AdapterProducts::ready(int thread) const {
     const Copy copy = copy_of(thread);
     if (per_thread && !sorted[size_t(thread)]) {
         sort(copy);
+        if (alone() && *copy.block_count > 0)
+            multiply_down(copy, copy.blocks[0], 0, adapters.a(copy.blocks[0].slot)->panels);
         sorted[size_t(thread)] = true;
     }
     return copy;
 }
 
-// ---- Phases
-
-void AddAdaptersOp::run(int phase, int64_t chunk, int thread) const {
-    if (phase == kSort) return sort(copy_of(thread));
-    const Copy copy = ready(thread);
-    if (phase == kUp) {
-        for (int32_t b = 0; b < *copy.block_count; ++b) multiply_up(copy, copy.blocks[b], cuts[size_t(chunk)]);
-        return;
-    }
-    const int64_t groups = divide_up(max_panels, kDownPanels), block = chunk / groups;
-    if (block >= *copy.block_count) return;
-    const int64_t panels = adapters.a(copy.blocks[block].slot)->panels, first = chunk % groups * kDownPanels;
-    if (first < panels) multiply_down(copy, copy.blocks[block], first, std::min(panels, first + kDownPanels));
-}
+// ---- Sorting
 
 // Counts the pairs of each place in the routing and each adapter, then places them: rows ascending. A slot that does
 // not exist, or whose adapter leaves this product alone, has no pairs.
-void AddAdaptersOp::sort(const Copy& copy) const {
+void AdapterProducts::sort(const Copy& copy) const {
     const int64_t keys = per_row * adapters.slots;
     int32_t* const next = static_cast<int32_t*>(thread_scratch(size_t(keys) * sizeof(int32_t)));
     std::fill_n(next, keys, 0);
@@ -180,8 +155,40 @@ void AddAdaptersOp::sort(const Copy& copy) const {
     });
 }
 
+// The pairs of a block whose rows are in [first_row, end_row).
+AdapterProducts::Pairs AdapterProducts::pairs_of(const Copy& copy, const Block& block, int64_t first_row,
+                                                 int64_t end_row) {
+    const int32_t *const begin = copy.row_of + block.first, *const end = begin + block.count;
+    const int32_t* const first = std::lower_bound(begin, end, first_row);
+    return {int32_t(first - copy.row_of), int32_t(std::lower_bound(first, end, end_row) - copy.row_of)};
+}
+
+bool AdapterProducts::any(int thread, int64_t first_row, int64_t count) const {
+    if (pairs == 0) return false;
+    const Copy copy = ready(thread);
+    return std::any_of(copy.blocks, copy.blocks + *copy.block_count, [&](const Block& block) {
+        const Pairs found = pairs_of(copy, block, first_row, first_row + count);
+        return found.first < found.end;
+    });
+}
+
+// ---- A
+
+int64_t AdapterProducts::down_chunks() const {
+    return pairs > 0 && !alone() ? max_blocks * divide_up(max_panels, kDownPanels) : 0;
+}
+
+void AdapterProducts::down(int64_t chunk, int thread) const {
+    const Copy copy = ready(thread);
+    const int64_t groups = divide_up(max_panels, kDownPanels), block = chunk / groups;
+    if (block >= *copy.block_count) return;
+    const int64_t panels = adapters.a(copy.blocks[block].slot)->panels, first = chunk % groups * kDownPanels;
+    if (first < panels) multiply_down(copy, copy.blocks[block], first, std::min(panels, first + kDownPanels));
+}
+
 // Computes columns of t for a block. Its inputs are gathered first, unless it is one row that is used as it is.
-void AddAdaptersOp::multiply_down(const Copy& copy, const Block& block, int64_t first_panel, int64_t end_panel) const {
+void AdapterProducts::multiply_down(const Copy& copy, const Block& block, int64_t first_panel,
+                                    int64_t end_panel) const {
     const PackedHeader& a = *adapters.a(block.slot);
     const bool rounds = rounds_inputs(*table, a.dtype), gathers = rounds || norm || block.count > 1;
     const int64_t k = adapters.k, bytes = rounds ? a.k_padded * int64_t(sizeof(BF16)) : k * int64_t(sizeof(float));
@@ -204,43 +211,138 @@ void AddAdaptersOp::multiply_down(const Copy& copy, const Block& block, int64_t 
     const void* const rows_of_block =
         gathers ? static_cast<const void*>(inputs) : x + copy.row_of[block.first] * x_stride;
     multiply(*table, a, rows_of_block, bytes, block.count, first_panel, end_panel,
-             sums_of(block.first) + first_panel * kPanelRows, ranks);
+             copy.t + block.first * ranks + first_panel * kPanelRows, ranks);
 }
 
-// Adds a block's products to some columns of a part of y.
-void AddAdaptersOp::multiply_up(const Copy& copy, const Block& block, const Cut& cut) const {
-    const PackedHeader* const b = adapters.b(block.slot, cut.part);
+// ---- B
+
+// Rounded inputs of a block, and sums of the panels that cover some columns. They may begin inside a panel.
+size_t AdapterProducts::add_bytes(int64_t count, int64_t columns) const {
+    const int64_t pairs_of_block = std::min(count, kMaxBlockRows);
+    const int64_t panels = divide_up(columns, kPanelRows) + 1;
+    return in_lines(size_t(pairs_of_block * round_up(adapters.max_rank, kPairPadding)) * sizeof(BF16)) +
+           size_t(pairs_of_block * panels * kPanelRows) * sizeof(float);
+}
+
+void AdapterProducts::add(int thread, int64_t first_row, int64_t count, int64_t first_column, int64_t columns, float* y,
+                          int64_t y_stride, void* scratch) const {
+    const Copy copy = ready(thread);
+    for (int32_t b = 0; b < *copy.block_count; ++b) {
+        const Pairs some = pairs_of(copy, copy.blocks[b], first_row, first_row + count);
+        if (some.first == some.end) continue;
+        for (int64_t part = 0; part < adapters.parts; ++part) {
+            const int64_t start = adapters.starts[part];
+            const Range range = {part, std::max(first_column, start) - start,
+                                 std::min(first_column + columns, adapters.starts[part + 1]) - start};
+            if (range.first < range.end)
+                add_part(copy, copy.blocks[b].slot, some, range, first_row, y + start + range.first - first_column,
+                         y_stride, static_cast<char*>(scratch));
+        }
+    }
+}
+
+// Adds some pairs' products to columns of a part; y is their first one in row `first_row`.
+void AdapterProducts::add_part(const Copy& copy, int32_t slot, const Pairs& some, const Range& range, int64_t first_row,
+                               float* y, int64_t y_stride, char* scratch) const {
+    const PackedHeader* const b = adapters.b(slot, range.part);
     if (!b) return;
     int64_t rank = 0;  // of the parts before this one
-    for (int64_t part = 0; part < cut.part; ++part) {
-        if (const PackedHeader* const other = adapters.b(block.slot, part)) rank += other->k;
+    for (int64_t part = 0; part < range.part; ++part) {
+        if (const PackedHeader* const other = adapters.b(slot, part)) rank += other->k;
     }
-    const float* const t = sums_of(block.first) + rank;
+    const float* const t = copy.t + some.first * ranks + rank;
     const bool rounds = rounds_inputs(*table, b->dtype);
-    const int64_t row_sums = (cut.end_panel - cut.first_panel) * kPanelRows;
+    const int64_t first_panel = range.first / kPanelRows, end_panel = divide_up(range.end, kPanelRows);
+    const int64_t count = some.end - some.first, row_sums = (end_panel - first_panel) * kPanelRows;
     const int64_t bytes = rounds ? b->k_padded * int64_t(sizeof(BF16)) : ranks * int64_t(sizeof(float));
-    const size_t rounded = rounds ? in_lines(size_t(block.count * bytes)) : 0;
-    char* const scratch = static_cast<char*>(thread_scratch(rounded + size_t(block.count * row_sums) * sizeof(float)));
+    const size_t rounded = rounds ? in_lines(size_t(count * bytes)) : 0;
     float* const sums = reinterpret_cast<float*>(scratch + rounded);
-    for (int32_t i = 0; rounds && i < block.count; ++i)
+    for (int64_t i = 0; rounds && i < count; ++i)
         table->round_to_bf16(t + i * ranks, reinterpret_cast<BF16*>(scratch + i * bytes), b->k, b->k_padded);
-    multiply(*table, *b, rounds ? static_cast<const void*>(scratch) : t, bytes, block.count, cut.first_panel,
-             cut.end_panel, sums, row_sums);
+    multiply(*table, *b, rounds ? static_cast<const void*>(scratch) : t, bytes, count, first_panel, end_panel, sums,
+             row_sums);
 
-    const int64_t column = cut.first_panel * kPanelRows;
-    const float* const bias = adapters.bias(block.slot, cut.part);
+    const float* const bias = adapters.bias(slot, range.part);
     EpilogueArgs e = {};
     e.panel_stride = kPanelRows;
     e.rows = 1;
-    e.columns = std::min(row_sums, b->n - column);
-    e.bias = bias ? bias + column : nullptr;
-    for (int32_t i = 0; i < block.count; ++i) {
-        e.sums = sums + i * row_sums;
-        e.scale = copy.weight[block.first + i] * adapters.scale(block.slot, cut.part);
-        e.out = y + copy.row_of[block.first + i] * y_stride + adapters.starts[cut.part] + column;
+    e.columns = range.end - range.first;
+    e.bias = bias ? bias + range.first : nullptr;
+    for (int64_t i = 0; i < count; ++i) {
+        e.sums = sums + i * row_sums + range.first - first_panel * kPanelRows;
+        e.scale = copy.weight[some.first + i] * adapters.scale(slot, range.part);
+        e.out = y + (copy.row_of[some.first + i] - first_row) * y_stride;
         e.residual = e.out;
         table->linear_epilogue(e);
     }
+}
+
+// ---- AddAdaptersOp
+
+void AddAdaptersOp::prepare(int thread_count) {
+    AdapterProducts::prepare(thread_count);
+    if (cut_for == thread_count) return;
+    cut_for = thread_count;
+    cuts.clear();
+    int64_t panels = 0;
+    for (int64_t part = 0; part < adapters.parts; ++part)
+        panels += divide_up(adapters.starts[part + 1] - adapters.starts[part], kPanelRows);
+    const int64_t columns = kPanelRows * std::clamp<int64_t>(panels / (kChunksPerThread * threads), 1, kMaxUpPanels);
+    for (int64_t part = 0; part < adapters.parts; ++part) {
+        const int64_t end = adapters.starts[part + 1];
+        for (int64_t first = adapters.starts[part]; first < end; first += columns)
+            cuts.push_back({first, std::min(columns, end - first)});
+    }
+}
+
+void AddAdaptersOp::run(int phase, int64_t chunk, int thread) const {
+    if (phase == kSort) return sort(thread);
+    if (phase == kDown) return down(chunk, thread);
+    make_ready(thread);
+    const Cut& cut = cuts[size_t(chunk)];
+    add(thread, 0, rows, cut.first, cut.count, y + cut.first, y_stride, thread_scratch(add_bytes(rows, cut.count)));
+}
+
+// ---- AdaptedLinearOp
+
+void AdaptedLinearOp::prepare(int thread_count) {
+    linear.adapters = &adapters;
+    const Shape shape = {linear.rows, thread_count, &kernels(), linear.weight};
+    if (shape != prepared) linear.prepare(thread_count);  // only the routing changes in every step
+    prepared = shape;
+    adapters.x = linear.x;
+    adapters.x_stride = linear.x_stride;
+    adapters.rows = linear.rows;
+    adapters.norm = linear.norm;
+    adapters.prepare(thread_count);
+}
+
+size_t AdaptedLinearOp::workspace_bytes() const {
+    return in_lines(adapters.workspace_bytes()) + linear.workspace_bytes();
+}
+
+int64_t AdaptedLinearOp::chunks(int phase) const {
+    switch (phase) {
+        case kInputs:
+            return linear.chunks(0) + (is_early() ? adapters.down_chunks() : adapters.sort_chunks());
+        case kDown:
+            return is_early() ? 0 : adapters.down_chunks();
+        default:
+            return linear.chunks(1);
+    }
+}
+
+void AdaptedLinearOp::run(int phase, int64_t chunk, int thread) const {
+    if (phase == kProduct) return linear.run(1, chunk, thread);
+    if (phase == kDown) return adapters.down(chunk, thread);
+    const int64_t of_inputs = linear.chunks(0);
+    if (chunk < of_inputs) return linear.run(0, chunk, thread);
+    is_early() ? adapters.down(chunk - of_inputs, thread) : adapters.sort(thread);
+}
+
+void AdaptedLinearOp::set_workspace(void* memory) {
+    adapters.set_workspace(memory);
+    linear.set_workspace(static_cast<char*>(memory) + in_lines(adapters.workspace_bytes()));
 }
 
 }  // namespace pace

@@ -23,7 +23,7 @@ struct PartitionRange {
 };
 
 PartitionRange partitions_of(const AttentionArgs& args, const QueryRows& rows) {
-    const int64_t oldest = args.oldest(rows.position(args.group(), 0));
+    const int64_t oldest = rows.oldest_of_all(args);
     const int64_t newest = rows.newest_of_all(args.group());
     return {oldest / kPartitionPositions, newest / kPartitionPositions + 1, newest - oldest + 1};
 }
@@ -74,7 +74,15 @@ void AttentionOp::check_span(int64_t span) const {
                          " blocks hold");
     }
     if (begin == end) return;
-    const int64_t oldest = args.oldest(length - (end - begin));
+    int64_t oldest = args.oldest(length - (end - begin));
+    for (int64_t token = begin; spans.oldest && token < end; ++token) {
+        const int64_t given = spans.oldest[token];
+        if (given < 0 || given >= length) {
+            refuse(span, "the oldest position of token " + std::to_string(token) + " is " + std::to_string(given) +
+                             "; it must be between 0 and " + std::to_string(length - 1));
+        }
+        oldest = std::min(oldest, given);
+    }
     for (int64_t block = oldest / kBlockPositions; block * kBlockPositions < length; ++block) {
         const int64_t id = spans.block_table[span * spans.table_stride + block];
         if (id < 0 || id >= args.kv.num_blocks) {
@@ -83,7 +91,9 @@ void AttentionOp::check_span(int64_t span) const {
         }
     }
     for (int64_t token = begin; spans.newest && token < end; ++token) {
-        const int64_t first = args.oldest(length - end + token), newest = spans.newest[token];
+        int64_t first = args.oldest(length - end + token);
+        if (spans.oldest) first = std::min<int64_t>(first, spans.oldest[token]);
+        const int64_t newest = spans.newest[token];
         if (newest < first || newest >= length) {
             refuse(span, "the newest position of token " + std::to_string(token) + " is " + std::to_string(newest) +
                              "; it must be between " + std::to_string(first) + " and " + std::to_string(length - 1));
@@ -93,6 +103,7 @@ void AttentionOp::check_span(int64_t span) const {
 
 void AttentionOp::prepare(int threads) {
     table = &kernels();
+    if (args.causal) spans.newest = spans.oldest = nullptr;
     if (spans.query_start[0] != 0 || spans.query_start[spans.count] != tokens) {
         throw std::invalid_argument("query_start must go from 0 to the " + std::to_string(tokens) +
                                     " tokens of q; it goes from " + std::to_string(spans.query_start[0]) + " to " +
@@ -134,8 +145,10 @@ void AttentionOp::add_tiles(int64_t span) {
         for (int64_t head = 0; head < args.kv.kv_heads; ++head) {
             const int32_t* const blocks = spans.block_table + span * spans.table_stride;
             const int32_t* const newest = spans.newest ? spans.newest + begin : nullptr;
+            const int32_t* const oldest = spans.oldest ? spans.oldest + begin : nullptr;
             const float* const queries = q + begin * args.q_token_stride + head * group * args.q_head_stride;
-            tiles.push_back({{queries, begin, first_position, blocks, head, first_row, rows, newest}, prepares});
+            tiles.push_back(
+                {{queries, begin, first_position, blocks, head, first_row, rows, newest, oldest}, prepares});
         }
     }
 }

@@ -5,6 +5,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "pace/adapter_ops.h"
 #include "pace/ops.h"
 
 namespace pace {
@@ -138,12 +139,19 @@ void LinearOp::run(int phase, int64_t chunk, int thread) const {
     const bool plain = inputs == Inputs::Plain;
     const int64_t stride = plain ? x_stride * int64_t(sizeof(float)) : product.input_bytes;
     const char* const first =
-        plain ? reinterpret_cast<const char*>(x) : prepared_inputs(thread);  // also uses the scratch
-    float* const sums =
-        static_cast<float*>(thread_scratch(size_t(count * (end_panel - first_panel) * kPanelRows) * sizeof(float)));
-    product.run(weight, {first + first_row * stride, stride, count}, first_panel, end_panel, sums,
-                [&](int64_t first_column, int64_t columns, const EpilogueArgs& e) {
-                    finish(first_row, first_column, columns, e);
+        plain ? reinterpret_cast<const char*>(x) : prepared_inputs(thread);    // also uses the scratch
+    const bool adapted = adapters && adapters->any(thread, first_row, count);  // also uses the scratch
+    const int64_t width = (end_panel - first_panel) * kPanelRows;
+    const size_t sums_bytes = size_t(count * width) * sizeof(float);
+    // With adapters, gate and up are copied before they are added to.
+    const size_t bytes = adapted ? 2 * sums_bytes + adapters->add_bytes(count, width) : sums_bytes;
+    char* const scratch = static_cast<char*>(thread_scratch(bytes));
+    product.run(weight, {first + first_row * stride, stride, count}, first_panel, end_panel,
+                reinterpret_cast<float*>(scratch), [&](int64_t first_column, int64_t columns, const EpilogueArgs& e) {
+                    if (adapted)
+                        finish_with_adapters(first_row, first_column, columns, e, thread, scratch + sums_bytes);
+                    else
+                        finish(first_row, first_column, columns, e);
                 });
 }
 
@@ -167,6 +175,46 @@ void LinearOp::finish(int64_t first_row, int64_t first_column, int64_t columns, 
         e.sums += e.up_offset;
         write(up + first_column);
     }
+}
+
+// The same bits as a product with apart, what adapters add to it, and the activation of its gate.
+void LinearOp::finish_with_adapters(int64_t first_row, int64_t first_column, int64_t columns, EpilogueArgs e,
+                                    int thread, char* scratch) const {
+    const int64_t up = product.n_out;
+    if (!product.glu || apart) {
+        const int64_t n = apart ? 2 * up : up;
+        finish(first_row, first_column, columns, e);
+        float* const y = out + first_row * n;
+        for (const int64_t column : {first_column, up + first_column}) {
+            if (column == first_column || apart)
+                adapters->add(thread, first_row, e.rows, column, columns, y + column, n, scratch);
+        }
+        return;
+    }
+    const int64_t stride = round_up(columns, kPanelRows);
+    float* const copies[2] = {reinterpret_cast<float*>(scratch), reinterpret_cast<float*>(scratch) + e.rows * stride};
+    void* const rest = scratch + 2 * size_t(e.rows * stride) * sizeof(float);
+    for (int64_t half = 0; half < 2; ++half) {
+        const int64_t column = half * up + first_column;
+        EpilogueArgs copy = e;
+        copy.sums += half * e.up_offset;
+        copy.glu = false;
+        copy.columns = columns;
+        copy.bias = bias ? bias + column : nullptr;
+        copy.out = copies[half];
+        copy.out_stride = stride;
+        product.table->linear_epilogue(copy);
+        adapters->add(thread, first_row, e.rows, column, columns, copies[half], stride, rest);
+    }
+    e.sums = copies[0];
+    e.sums_stride = stride;
+    e.panel_stride = kPanelRows;
+    e.up_offset = copies[1] - copies[0];
+    e.columns = columns;
+    e.activation = activation;
+    e.out = out + first_row * up + first_column;
+    e.out_stride = up;
+    product.table->linear_epilogue(e);
 }
 
 }  // namespace pace

@@ -108,7 +108,7 @@ static PackedHeader make_header(int64_t n, int64_t k, const PackedFormat& format
         std::copy_n(grid_type(format.code).levels, 16, h.levels);
     }
     h.k_padded = k;
-    if (h.layout == Layout::PanelBF16Pair) h.k_padded = round_up(k, kPairPadding);
+    if (h.layout == Layout::PanelBF16Pair) h.k_padded = padded_pairs(k);
     if (h.quantized()) h.k_padded = round_up(k, h.group ? h.input_group() : 32);
     h.panels = glu ? round_up(n / 2, kPanelRows) / kPanelRows * 2 : round_up(n, kPanelRows) / kPanelRows;
     return h;

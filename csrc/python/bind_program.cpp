@@ -15,8 +15,8 @@ using pace::Value;
 
 void linear(Program& program, Value out, Columns x, const Norm& norm, const pace::Weight& weight,
             Array<const float> bias, const pace::ActivationFunction& activation, std::optional<Value> residual,
-            bool apart) {
-    program.linear(out, x, {norm, weight.data, weight.order, bias, activation, apart}, residual);
+            bool apart, const std::optional<pace::AdapterTable>& adapters) {
+    program.linear(out, x, {norm, weight.data, weight.order, bias, activation, apart}, residual, adapters);
 }
 
 // Without a router, `choices` is a routing.
@@ -165,7 +165,12 @@ void bind_program(py::module_& m) {
         .def("activation", &Program::activation)
         .def("glu", &Program::glu)
         .def("add_adapters", &Program::add_adapters)
-        .def("scale", &Program::scale)
+        .def(
+            "scale",
+            [](Program& program, Columns x, float factor, Array<const float> factors) {
+                program.scale(x, factor, factors);
+            },
+            py::arg("x"), py::arg("factor"), py::arg("factors") = py::none())
         .def("softcap", &Program::softcap)
         .def("norm", &Program::norm)
         .def("linear", linear)

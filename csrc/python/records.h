@@ -109,9 +109,10 @@ inline void read(py::handle from, ActivationFunction& to) {
         to.kind = Activation::ClampedSwiglu;
         read_field(from, "alpha", to.alpha);
         read_field(from, "limit", to.limit);
-    } else if (py::hasattr(from, "limit")) {
+    } else if (py::hasattr(from, "low")) {
         to.kind = Activation::Clamp;
-        read_field(from, "limit", to.limit);
+        read_field(from, "low", to.low);
+        read_field(from, "high", to.high);
     } else {
         to.kind = find_activation(from);
     }
@@ -198,6 +199,7 @@ inline void read(py::handle record, AttentionOptions& to) {
     read_field(record, "scale", to.scale);
     read_optional(record, "window", to.window);
     read_field(record, "chunked", to.chunked);
+    read_field(record, "causal", to.causal);
     read_optional(record, "softcap", to.softcap);
     read_field(record, "sinks", to.sinks);
     read_field(record, "slopes", to.slopes);
@@ -211,6 +213,7 @@ inline void read(py::handle record, Spans& to) {
     read_field(record, "kv_len", to.kv_len);
     read_field(record, "block_table", to.block_table);
     read_field(record, "newest", to.newest);
+    read_field(record, "oldest", to.oldest);
     std::tie(to.count, to.table_stride) = record.attr("block_table").attr("shape").cast<std::pair<int64_t, int64_t>>();
 }
 

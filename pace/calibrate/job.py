@@ -24,6 +24,7 @@ from pace.llm.layers import Embedding, Layer, Linear, LMHead, SplitLMHead
 from pace.llm.layers.base import Vectors
 from pace.llm.loading.fill import fill_targets, open_table
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.encoders.encoder import Encoder
 from pace.llm.models.head_cost import head_cost
 from pace.memory import available_memory_bytes, format_bytes
 from pace.ops import native, reference
@@ -49,7 +50,7 @@ class Job:
 
     def __init__(
         self,
-        model: BaseModelForCausalLM,
+        model: BaseModelForCausalLM | Encoder,
         reader: CheckpointReader,
         config: QuantizationConfig,
         method: Method,
@@ -61,7 +62,7 @@ class Job:
         _check_one_matrix(model, config)
         self.formats = self.parts.formats(model, config)
         model.quantize(config)
-        self.head = head_cost(model, native, torch.bfloat16)
+        self.head = None if isinstance(model, Encoder) else head_cost(model, native, torch.bfloat16)
         model.quantize(None)
         if not self.formats:
             raise ValueError("everything is left as floats; there is nothing to quantise")
@@ -83,7 +84,9 @@ class Job:
     def check_memory(self, num_tokens: int) -> None:
         """Raises MemoryError if less memory is available than a text of `num_tokens` tokens is sure to need. Warns if
         less is available than it is likely to need."""
-        hidden = {f"the hidden states of {num_tokens} tokens": 4 * self.model.hidden_elements * num_tokens}
+        hidden = {}
+        if not isinstance(self.model, Encoder):
+            hidden = {f"the hidden states of {num_tokens} tokens": 4 * self.model.hidden_elements * num_tokens}
         embedding = {
             "the embedding": sum(child.planned_nbytes(reference, self.stored_dtype(child)) for child in self.front)
             if num_tokens

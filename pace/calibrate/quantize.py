@@ -21,14 +21,18 @@ from pace.calibrate.job import Job
 from pace.calibrate.method import DEFAULT_METHODS, Method, check_formats, read_method
 from pace.calibrate.report import Quality, Report, compare_models
 from pace.calibrate.texts import MAX_TOKENS, MIN_TOKENS, choose_windows
+from pace.checkpoints.files import file_inside
 from pace.checkpoints.gguf.file import is_gguf
 from pace.checkpoints.reader import CheckpointReader
+from pace.llm.encoding.settings import MODULES_FILE
 from pace.llm.loading.checkpoint import Checkpoint
 from pace.llm.loading.find import find_checkpoint
-from pace.llm.loading.model import make_model
+from pace.llm.loading.model import make_encoder, make_model
 from pace.llm.loading.options import use_threads
 from pace.llm.loading.progress import progress_bar
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.encoders.encoder import Encoder
+from pace.llm.models.encoders.encoder_list import find_encoder
 from pace.ops import reference
 from pace.quant import Format, QuantizationConfig, read_quantization
 from pace.tokenizer.loading import load_tokenizer
@@ -59,7 +63,7 @@ def quantize_checkpoint(
     report: bool = True,
 ) -> Report:
     """Writes the directory `out`: the checkpoint with int4 or int8 matrices in the compressed-tensors layout, for
-    `LLMModel(out)`.
+    `LLMModel(out)`, or `EmbeddingModel(out)` for an encoder.
 
     `quantization`: "int4" or "int8", or a QuantizationConfig of these, as in `LLMModel`.
     `calibrate`: texts like those the model will read. Optional for the method "rtn".
@@ -72,7 +76,7 @@ def quantize_checkpoint(
 
     Methods: "gptq" rounds column by column, so that later columns compensate for the errors of earlier ones. "awq" and
     "smoothquant" first scale channels if the preceding layer can undo it exactly, then round to the nearest code.
-    "awq+gptq" and "smoothquant+gptq" do both. "rtn" only rounds to the nearest code.
+    "awq+gptq" and "smoothquant+gptq" do both. "rtn" only rounds to the nearest code, and is the one for encoders.
 
     The same arguments give the same file on the same machine.
 
@@ -81,6 +85,7 @@ def quantize_checkpoint(
 
     Raises ValueError or TypeError for invalid arguments or ones without effect, and for a text of fewer than 256
     tokens. Raises ValueError for formats other than int4 and int8, and for a checkpoint that is already quantised.
+    Raises NotImplementedError for a text or a calibrated method with an encoder.
     Raises what `LLMModel` raises for a checkpoint, and FileExistsError if `out` exists.
 
     Before anything is read, raises MemoryError if there is less memory than the work is sure to need. Warns if there is
@@ -91,13 +96,27 @@ def quantize_checkpoint(
         raise FileExistsError(f"{out} exists already; give a new directory")
     _refuse_gguf(Path(model_name_or_path))
     config = _read_formats(quantization)
-    chosen = read_method(method or DEFAULT_METHODS[config.format.name], act_order)
+    usual = read_method(method or DEFAULT_METHODS[config.format.name], act_order)
     of_text = {"context": context, "max_tokens": max_tokens, "tokenizer_name_or_path": tokenizer_name_or_path}
-    _check_text_options(chosen, calibrate is not None, report, of_text)
+    if method is not None:
+        _check_text_options(usual, calibrate is not None, report, of_text)
     use_threads(num_threads)
     hub = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only, "progress": progress}
-    directory = find_checkpoint(model_name_or_path, revision=revision, **hub, check=_read_floats)
-    raw, model = _read_floats(directory)
+
+    def look(path: Path) -> tuple[dict[str, Any], BaseModelForCausalLM | Encoder, Method]:
+        raw, model = _read_floats(path)
+        chosen = usual
+        if isinstance(model, Encoder):
+            chosen = read_method(method or "rtn", act_order)
+            if chosen.is_calibrated or calibrate is not None:
+                raise NotImplementedError(
+                    "an encoder is not calibrated on a text; leave calibrate out, with method='rtn'"
+                )
+        _check_text_options(chosen, calibrate is not None, report, of_text)
+        return raw, model, chosen
+
+    directory = find_checkpoint(model_name_or_path, revision=revision, **hub, check=look)
+    raw, model, chosen = look(directory)
     seen, kept = [], []
     if calibrate is not None:
         found = directory
@@ -118,6 +137,7 @@ def quantize_checkpoint(
         with progress_bar(len(model.layers), f"Quantising {directory.name}", progress, unit="layer") as done:
             job.run(seen, done)
         _copy_small_files(directory, folder)
+        _copy_modules(directory, folder)
         _write_config(folder, raw, job)
     quality, not_compared = None, None
     if report and calibrate is None:
@@ -167,13 +187,14 @@ def _check_text_options(method: Method, has_text: bool, report: bool, of_text: d
         raise ValueError(f"max_tokens={max_tokens} would have no effect on the method {method}; leave it out")
 
 
-def _read_floats(directory: Path) -> tuple[dict[str, Any], BaseModelForCausalLM]:
+def _read_floats(directory: Path) -> tuple[dict[str, Any], BaseModelForCausalLM | Encoder]:
     """Reads the config.json of a float checkpoint, and makes its model without weights. Raises ValueError for a GGUF
     file, and for a checkpoint that is already quantised."""
     _refuse_gguf(directory)
     checkpoint = Checkpoint(directory)
     raw = checkpoint.config
-    model = make_model(checkpoint, torch.float32, reference)
+    make = make_model if find_encoder(raw) is None else make_encoder
+    model = make(checkpoint, torch.float32, reference)
     if model.config.quantization_config is not None:
         raise ValueError(f"{directory} is quantised already; give the original checkpoint")
     return raw, model
@@ -239,3 +260,12 @@ def _copy_small_files(source: Path, target: Path) -> None:
         is_small = path.name.endswith(COPIED) and not path.name.endswith(".index.json") and path.name != "config.json"
         if path.is_file() and (is_small or path.name.upper().startswith(("LICENSE", "NOTICE"))):
             shutil.copyfile(path, target / path.name)
+
+
+def _copy_modules(source: Path, target: Path) -> None:
+    """Copies the modules of sentence-transformers that have a folder of their own, such as pooling."""
+    if not (source / MODULES_FILE).is_file():
+        return
+    for module in json.loads((source / MODULES_FILE).read_text(encoding="utf-8")):
+        if (where := module.get("path")) and (folder := file_inside(source, where, MODULES_FILE)).is_dir():
+            shutil.copytree(folder, target / where)

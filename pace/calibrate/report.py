@@ -57,8 +57,8 @@ class Report:
     met_few: tuple[str, ...]
     """The experts' matrices that read fewer rows of the text than they have inputs. For these, gate and up are
     calibrated on the rows of all experts, and down is rounded to the nearest."""
-    head: HeadCost
-    """Size of the LM head in memory, and its share of the weights that a token reads."""
+    head: HeadCost | None
+    """Size of the LM head in memory, and its share of the weights that a token reads; None for an encoder."""
     quality: Quality | None
     """None if there is no comparison."""
     not_compared: str | None = None
@@ -70,8 +70,9 @@ class Report:
         lines = [
             f"{self.out}: {self.format}, {self.method}{calibrated}",
             f"{_mib(self.bytes_before)} became {_mib(self.bytes_after)}, {ratio:.2f} times less",
-            str(self.head),
         ]
+        if self.head:
+            lines.append(str(self.head))
         if self.met_few:
             some = f"{', '.join(self.met_few[:3])}{', ...' if len(self.met_few) > 3 else ''}"
             lines.append(

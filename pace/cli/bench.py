@@ -20,12 +20,14 @@ from pace.cli.arguments import (
     add_with_aliases,
     count,
 )
-from pace.cli.options_in_messages import option
+from pace.cli.options_in_messages import option, refuse_given
 from pace.llm.aliases import MODEL
 
 OPTIONS_HERE = ["list", "dtype", "quantization", "kv_cache_dtype", "prompt", "context", "generate", "batch", "repeats"]
 OPTIONS_HERE += ["num_threads", "backend", "profile", "layers", "image_tokens"]
 """Options that do not apply to `--serve`."""
+OF_GENERATION = ["kv_cache_dtype", "context", "generate", "profile", "plot", "layers"]
+"""Options that do not apply to an encoder. `--prompt` is the number of tokens of its texts, `--batch` of texts."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error("no model to measure: give a checkpoint, or a shape of `pace bench --list`")
     if arguments.json and arguments.profile:
         arguments.parser.error("--json only has the numbers of the table: leave out --profile")
+    if arguments.model not in SHAPES and (found := _encoder(arguments.model)) is not None:
+        return _bench_encoder(arguments, found)
     if arguments.plot:
         report.check_plot(arguments.plot)
     subject = measure.load(
@@ -116,6 +120,28 @@ def run(arguments: argparse.Namespace) -> int:
         print(report.table(result) + (f"\n\n{report.profile(result)}" if arguments.profile else ""), flush=True)
     if arguments.plot:
         report.plot(result, arguments.plot)
+    return 0
+
+
+def _encoder(model: str) -> Path | None:
+    """The directory or file of an encoder; None for any other model."""
+    from pace.bench.shapes import hint_of_shape
+    from pace.llm.loading.checkpoint import Checkpoint
+    from pace.llm.loading.find import find_checkpoint
+    from pace.llm.models.encoders.encoder_list import find_encoder
+
+    with hint_of_shape(model):
+        found = find_checkpoint(model)
+    return None if find_encoder(Checkpoint(found).config) is None else found
+
+
+def _bench_encoder(arguments: argparse.Namespace, path: Path) -> int:
+    from pace.bench import encoders
+
+    refuse_given(arguments, OF_GENERATION, "an encoder, which generates nothing")
+    subject = encoders.load(path, arguments.dtype, arguments.backend, arguments.num_threads, arguments.quantization)
+    result = encoders.measure(subject, arguments.prompt, arguments.batch, arguments.repeats)
+    print(json.dumps(_rounded(result.as_dict())) if arguments.json else result.table(), flush=True)
     return 0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 CERTAIN = {"quantization", "overrides"}
 """Arguments without an underscore that are always rewritten, like those with one: messages use these words for nothing
@@ -23,6 +23,14 @@ def option(parser: argparse.ArgumentParser, name: str, flag: bool | None = None)
         text for action in parser._actions if action.dest == name for text in action.option_strings or [action.metavar]
     ]
     return next((text for text in found if flag is None or text.startswith("--no-") != flag), None)
+
+
+def refuse_given(arguments: argparse.Namespace, names: Iterable[str], subject: str) -> None:
+    """Exits with a usage error if one of these options is given, which have no meaning for the subject."""
+    parser = arguments.parser
+    for name in names:
+        if getattr(arguments, name) != parser.get_default(name):
+            parser.error(f"{option(parser, name)} has no meaning for {subject}: leave it out")
 
 
 def rewrite(message: str, find: Callable[[str, bool | None], str | None]) -> str:

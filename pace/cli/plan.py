@@ -8,7 +8,7 @@ import logging
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pace.cli.arguments import (
     MODEL_HELP,
@@ -20,6 +20,7 @@ from pace.cli.arguments import (
     add_threads_argument,
     count,
 )
+from pace.cli.options_in_messages import refuse_given
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from pace.bench.towers import TowerPlan
 
 logger = logging.getLogger("pace")
+
+OF_GENERATION = ["context", "batch", "sample", "kv_cache_dtype", "mmproj", "max_image_tokens"]
+"""Options that do not apply to an encoder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.bench.shapes import SHAPES, hint_of_shape
     from pace.llm.loading.checkpoint import Checkpoint
     from pace.llm.loading.find import find_checkpoint
+    from pace.llm.models.encoders.encoder_list import find_encoder
     from pace.memory import available_memory_bytes
 
     if arguments.model is None:
@@ -98,6 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
             )
         checkpoint = Checkpoint(found, media=True, mmproj=arguments.mmproj)
         config = checkpoint.config
+        if find_encoder(config) is not None:
+            return _plan_encoder(arguments, config)
     elif arguments.mmproj is not None:
         raise ValueError(
             f"mmproj={arguments.mmproj!r} belongs to a GGUF file; {arguments.model!r} is a shape of `pace bench --list`"
@@ -172,6 +179,28 @@ def run(arguments: argparse.Namespace) -> int:
         f"{context}; `pace bench` measures them"
     )
     print("by default, sequences get half of the memory that is left after loading (--kv-cache-bytes)")
+    return 0
+
+
+def _plan_encoder(arguments: argparse.Namespace, config: dict[str, Any]) -> int:
+    from pace.bench import encoders, plan
+    from pace.memory import available_memory_bytes
+    from pace.quant import read_quantization
+
+    refuse_given(arguments, OF_GENERATION, "an encoder, which generates nothing")
+    available, limits = available_memory_bytes(), cache(partial(plan.machine_limits, arguments.num_threads))
+    quantization = read_quantization(arguments.quantization)
+    plans = encoders.plan(config, limits, available, arguments.prompt, quantization)
+    measured = limits()
+    if arguments.json:
+        found = {"model": arguments.model, "available_bytes": available, "limits": asdict(measured)}
+        print(json.dumps({**found, "plans": [asdict(each) for each in plans]}))
+    else:
+        print(
+            f"{arguments.model} on {measured.isa}, {measured.threads} threads: {measured.fma_gflops:.0f} GFLOPS, "
+            f"{_gib(available)} available"
+        )
+        print(encoders.plan_table(plans, arguments.prompt))
     return 0
 
 

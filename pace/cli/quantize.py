@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--method",
         metavar="NAME",
         help="awq+gptq (default for int4), smoothquant (default for int8), smoothquant+gptq, gptq, awq, or rtn, which "
-        "needs no text (docs/quantization.md)",
+        "needs no text and is the one for encoders (docs/quantization.md)",
     )
     parser.add_argument(
         "--act-order",

@@ -7,8 +7,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from torch import Tensor
+
 from pace.graph.instructions import Columns, Heads, Instruction, Value, overlap
-from pace.graph.recorded.elementwise import Scale
+from pace.graph.recorded.elementwise import Glu, Scale
 from pace.graph.recorded.heads import Attention, NormHeads, Preparation, RotateHeads, StoreKv
 from pace.graph.recorded.mixtures import Experts, Route
 from pace.graph.recorded.norms import Norm
@@ -18,7 +20,36 @@ from pace.graph.symbols import Add
 
 def fuse(instructions: list[Instruction], result: Value) -> list[Instruction]:
     """Applies all rewrites; `result` is the value that the caller reads."""
-    return fuse_norms(fuse_sums(fuse_routes(fuse_heads(instructions))), result)
+    return fuse_norms(fuse_sums(fuse_routes(fuse_heads(fuse_adapters(instructions)))), result)
+
+
+def fuse_adapters(instructions: list[Instruction]) -> list[Instruction]:
+    """Merges the adapters of a product into it, and the activation of its gate. Its sums are then still in the cache,
+    and gate and up are never written apart."""
+    num_uses = Counter(value for instruction in instructions for value in instruction.values())
+    kept: list[Instruction] = []
+    for instruction in instructions:
+        last = kept[-1] if kept else None
+        if isinstance(last, Linear) and isinstance(instruction, AddAdapters) and _adds_to(instruction, last):
+            kept[-1] = replace(last, adapters=instruction.adapters)
+        elif (
+            isinstance(last, Linear)
+            and last.adapters
+            and last.apart
+            and isinstance(instruction, Glu)
+            and instruction.x == last.out.whole
+            and num_uses[last.out] == 3
+        ):
+            kept[-1] = replace(last, out=instruction.out, activation=instruction.function, apart=False)
+        else:
+            kept.append(instruction)
+    return kept
+
+
+def _adds_to(added: AddAdapters, product: Linear) -> bool:
+    """True if these are the adapters of the product, and nothing comes between the two sums."""
+    is_plain = product.activation is None and product.adapters is None and (product.apart or not product.weight.glu)
+    return is_plain and added.y == product.out.whole and added.x == product.x and added.norm == product.norm
 
 
 def fuse_routes(instructions: list[Instruction]) -> list[Instruction]:
@@ -60,7 +91,7 @@ def fuse_sums(instructions: list[Instruction]) -> list[Instruction]:
                 kept[-1] = replace(last, out=instruction.out, residual=others[0])
                 continue
         if isinstance(instruction, Scale) and isinstance(last, Norm) and instruction.x == last.out.whole:
-            if last.residual is not None and last.factor == 1.0:
+            if last.residual is not None and last.factor == 1.0 and not isinstance(instruction.factor, Tensor):
                 kept[-1] = replace(last, factor=instruction.factor)
                 continue
         kept.append(instruction)

@@ -82,13 +82,14 @@ class ClampedSwiglu:
 
 @dataclass(frozen=True)
 class Clamp:
-    """Limits x to `-limit .. limit`. NaN stays NaN. Raises ValueError for a negative limit."""
+    """Limits x to `low .. high`, which may be infinite. NaN stays NaN. Raises ValueError unless `low <= high`."""
 
-    limit: float
+    low: float
+    high: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.limit < math.inf:
-            raise ValueError(f"limit must be finite and at least 0; got {self.limit}")
+        if not self.low <= self.high:
+            raise ValueError(f"low must be at most high; got {self.low} and {self.high}")
 
 
 @dataclass(frozen=True)

@@ -88,13 +88,16 @@ class AttentionOptions:
     scale: float
     """Factor of the scores."""
     window: int | None = None
-    """With `window = w`, position p sees `p - w + 1 .. p`. None: all up to p. `Spans.newest` replaces p as the end."""
+    """With `window = w`, position p sees `p - w + 1 .. p`. None: all up to p. `Spans.newest` replaces p as the end, and
+    a smaller `Spans.oldest` the beginning."""
     softcap: float | None = None
     """With `softcap = c`, scores become `c tanh(score / c)`."""
     sinks: Tensor | None = None
     """float32 `[Hq]`: one additional score per head, used unscaled, which takes weight and has no value."""
     chunked: bool = False
     """With a window w, position p sees `p // w * w .. p`. `Spans.newest` replaces p as the end."""
+    causal: bool = False
+    """True if position p sees no later one, and no more than its window, whatever `Spans` says."""
     slopes: Tensor | None = None
     """float32 `[Hq]` (ALiBi): position p adds `slope * (j - p)` to its score of position j. Not with a softcap."""
     bf16_bias: bool = False
@@ -239,8 +242,9 @@ class ForwardOps(Protocol):
 
         Raises ValueError (`native`) for adapters of a product of another shape."""
 
-    def scale_(self, x: Tensor, factor: float) -> None:
-        """Multiplies `x [T, K]` by a finite number, rounded to float32; x may have any row stride."""
+    def scale_(self, x: Tensor, factor: float | Tensor) -> None:
+        """Multiplies `x [T, K]` by a finite number, rounded to float32, or column k by element k of `factor [K]`. x may
+        have any row stride."""
 
     def softcap_(self, x: Tensor, cap: float) -> None:
         """Replaces `x [T, K]` by `cap * tanh(x / cap)`, between -cap and cap, for a positive cap; NaN stays NaN. x may
@@ -335,13 +339,14 @@ class ForwardOps(Protocol):
         span's blocks.
 
         Query head h reads key/value head `h // (Hq / Hkv)`. A token sees the positions up to its own or, with
-        `spans.newest`, up to `newest[t]`, which is included. `options` limit the oldest position. Blocks before the
-        window of all tokens may be unmapped (any number in the table). With `latent_q [T, Hq, Dv]`, values are also
-        keys: scores are `scale * (q k' + latent_q v')`. Positions at or beyond `kv_len` never affect a result, even if
-        they hold NaN. q and latent_q may be strided views with contiguous heads.
+        `spans.newest`, up to `newest[t]`, which is included. `options` limit the oldest position, unless `spans.oldest`
+        is less. Blocks before the oldest position of all tokens may be unmapped (any number in the table). With
+        `latent_q [T, Hq, Dv]`, values are also keys: scores are `scale * (q k' + latent_q v')`. Positions at or beyond
+        `kv_len` never affect a result, even if they hold NaN. q and latent_q may be strided views with contiguous
+        heads.
 
         Raises ValueError (`native`) for spans that do not fit q, their own lengths or the cache. The same holds for a
-        newest position before the token's oldest, or at or beyond `kv_len`."""
+        newest position before the token's oldest, and for one of the two that is not a position below `kv_len`."""
 
     def causal_conv(
         self,

@@ -232,8 +232,8 @@ def add_adapters_(y: Tensor, x: Tensor, adapters: AdapterTable, routing: Tensor)
     reference_adapters.add_adapters(linear, y, x, adapters, routing)
 
 
-def scale_(x: Tensor, factor: float) -> None:
-    x.mul_(factor)
+def scale_(x: Tensor, factor: float | Tensor) -> None:
+    x.mul_(factor.to(x.dtype) if isinstance(factor, Tensor) else factor)
 
 
 def softcap_(x: Tensor, cap: float) -> None:
@@ -304,7 +304,13 @@ def attention(
     starts = spans.query_start.tolist()
     for s, kv_len in enumerate(spans.kv_len.tolist()):
         begin, end = starts[s], starts[s + 1]
-        first_block = 0 if window is None else max(0, kv_len - (end - begin) - window + 1) // kv.k.shape[-1]
+        newest, oldest = (
+            None if options.causal or each is None else each[begin:end, None] for each in (spans.newest, spans.oldest)
+        )
+        first = 0 if window is None else max(0, kv_len - (end - begin) - window + 1)
+        if oldest is not None and end > begin:
+            first = min(first, int(oldest.min()))
+        first_block = first // kv.k.shape[-1]
         keys, values = _gather(kv, spans.block_table[s], first_block, kv_len, q.dtype)
         query_position = torch.arange(kv_len - (end - begin), kv_len)[:, None]
         key_position = torch.arange(kv_len - keys.shape[2], kv_len)[None]
@@ -325,10 +331,10 @@ def attention(
             radius = options.biases.shape[1] // 2
             distances = (key_position - query_position).clamp(-radius, radius)
             scores += options.biases.to(q.dtype)[:, radius + distances]
-        hidden = key_position > (query_position if spans.newest is None else spans.newest[begin:end, None])
+        hidden = key_position > (query_position if newest is None else newest)
         if window is not None:
-            oldest = query_position // window * window if options.chunked else query_position - window + 1
-            hidden |= key_position < oldest
+            begins = query_position // window * window if options.chunked else query_position - window + 1
+            hidden |= key_position < (begins if oldest is None else begins.minimum(oldest))
         scores = scores.masked_fill(hidden, -math.inf)
         if options.sinks is not None:
             sinks = options.sinks.to(q.dtype)[:, None, None].expand(-1, end - begin, 1)
@@ -415,7 +421,7 @@ def _activate(x: Tensor, f: Activation) -> Tensor:
     if isinstance(f, str):
         return ACTIVATIONS[f](x)
     if isinstance(f, Clamp):
-        return x.clamp(-f.limit, f.limit)
+        return x.clamp(f.low, f.high)
     positive, negative = f.alpha_p * x * x, f.alpha_n * (torch.expm1(x.clamp(max=f.eps)) - x)
     return torch.where(x > 0, positive, negative) + f.beta * x
 

@@ -113,7 +113,9 @@ void reference(const KernelTable& table, Inputs& x, const Packed& w, std::vector
 // An activation with numbers that are all different.
 ActivationFunction numbered(uint32_t kind) {
     ActivationFunction f = Activation(kind);
-    f.limit = 0.75f;
+    f.low = -0.5f;
+    f.high = 0.75f;
+    f.limit = 0.625f;
     f.alpha_p = 0.625f;
     f.alpha_n = 1.25f;
     f.beta = 0.5f;
@@ -138,7 +140,7 @@ double activate(const ActivationFunction& f, double x) {
         case Activation::Tanh:
             return std::tanh(x);
         case Activation::Clamp:
-            return std::min(std::max(x, -double(f.limit)), double(f.limit));
+            return std::min(std::max(x, double(f.low)), double(f.high));
         case Activation::Xielu:
             return f.beta * x + (x > 0 ? f.alpha_p * x * x : f.alpha_n * (std::expm1(std::min(x, double(f.eps))) - x));
         default:

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from pace.graph.instructions import Columns, Heads, Value, overlap
-from pace.graph.passes import fuse_heads, fuse_norms, plan_buffers
+from pace.graph.passes import fuse_adapters, fuse_heads, fuse_norms, plan_buffers
+from pace.graph.recorded.elementwise import Glu
 from pace.graph.recorded.heads import Attention, NormHeads, Preparation, RotateHeads, Rotation, StoreKv
 from pace.graph.recorded.norms import Norm
-from pace.graph.recorded.products import Linear
+from pace.graph.recorded.products import AddAdapters, Linear
 from pace.graph.recorded.rows import Embedding
 from pace.graph.symbols import Add
+from pace.ops.adapters import AdapterTable
 from pace.ops.kernels.norm import NormParameters
 from pace.ops.protocol import AttentionOptions
 from pace.ops.weight import PackedWeight
@@ -59,6 +61,29 @@ def test_norms_of_norms_are_not_fused_twice():
     outer = Norm(Value(8), inner.out.whole, RMS)
     fused = fuse_norms([inner, outer, last := linear(outer.out)], last.out)
     assert fused[0] is inner and fused[1].x == inner.out.whole and len(fused) == 2
+
+
+def test_adapters_and_the_gate_become_part_of_their_product():
+    x, table = Value(8), AdapterTable(8, [8, 8], 1, 4, torch.float32)
+    gate_up = Linear(Value(16), x.whole, PackedWeight(16, 8, torch.float32, glu=True), None, None, None, apart=True)
+    added = AddAdapters(gate_up.out.whole, x.whole, table)
+    glu = Glu(Value(8), gate_up.out.whole, "silu")
+    (fused,) = fuse_adapters([gate_up, added, glu])
+    assert (fused.adapters, fused.activation, fused.apart, fused.out) == (table, "silu", False, glu.out)
+    norm = Norm(x, Value(8).whole, RMS)
+    assert [i.norm for i in fuse_norms(fuse_adapters([norm, gate_up, added, glu]), glu.out)] == [RMS]
+
+    reader = Norm(Value(16), gate_up.out.whole, RMS)  # also reads gate and up
+    apart, *rest = fuse_adapters([gate_up, added, glu, reader])
+    assert (apart.adapters, apart.activation, apart.out, rest) == (table, None, gate_up.out, [glu, reader])
+
+    plain, other = linear(x), linear(Value(8))
+    active = replace(plain, activation="gelu")
+    for product, more in ((active, {}), (plain, {"x": other.x}), (plain, {"norm": RMS}), (other, {})):
+        single = [product, replace(AddAdapters(plain.out.whole, x.whole, table), **more)]
+        assert fuse_adapters(single) == single
+    (fused,) = fuse_adapters([plain, AddAdapters(plain.out.whole, x.whole, table)])
+    assert fused.adapters is table and fused.out is plain.out
 
 
 def heads_of(value):

@@ -43,7 +43,8 @@ class FakeModel:
         self.max_position_embeddings = max_position_embeddings
         self.recompute_length: int | None = None
         self.towers: list = []
-        self.whole_media = False
+        self.whole_media = self.sees_beyond_windows = False
+        self.media_token = None
         self.kept_width = 0
         """1 for a model that keeps a row for each token: the number of the text that ends with it."""
         self.rope_regime = lambda length: 0

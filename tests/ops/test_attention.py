@@ -56,7 +56,9 @@ def fill_cache(sequences: list[Sequence], dtype: torch.dtype, seed: int = 0) -> 
     return kv, tables
 
 
-def make_spans(parts: list[tuple[int, int, list[int]]], newest: Tensor | None = None) -> Spans:
+def make_spans(
+    parts: list[tuple[int, int, list[int]]], newest: Tensor | None = None, oldest: Tensor | None = None
+) -> Spans:
     """Spans from `(tokens, kv_len, blocks)`. Unused entries of a block table are -1."""
     starts, lengths = [0], []
     table = torch.full((len(parts), max(len(blocks) for _, _, blocks in parts) + 1), -1, dtype=torch.int32)
@@ -64,7 +66,8 @@ def make_spans(parts: list[tuple[int, int, list[int]]], newest: Tensor | None = 
         starts.append(starts[-1] + tokens)
         lengths.append(kv_len)
         table[s, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
-    return Spans(torch.tensor(starts, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32), table, newest)
+    starts, lengths = (torch.tensor(each, dtype=torch.int32) for each in (starts, lengths))
+    return Spans(starts, lengths, table, newest, oldest)
 
 
 def attention(q: Tensor, kv: KVBlocks, spans: Spans, scale: float = 1.0, **options) -> Tensor:
@@ -98,6 +101,7 @@ def expected_and_tolerance(
     chunked: bool = False,
     newest: Tensor | None = None,
     first: int = 0,
+    oldest: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The definition in float64 on keys and values rounded to the cache's dtype, and the tolerance for fp32.
 
@@ -120,8 +124,8 @@ def expected_and_tolerance(
     row = position[first:]
     hidden = position[None] > (row if newest is None else newest)[:, None]
     if window is not None:
-        oldest = row // window * window if chunked else row - window + 1
-        hidden |= position[None] < oldest[:, None]
+        begin = row // window * window if chunked else row - window + 1
+        hidden |= position[None] < (begin if oldest is None else begin.minimum(oldest))[:, None]
     scores, score_error = scores.masked_fill(hidden, -math.inf), score_error.masked_fill(hidden, 0.0)
     weights = scores.softmax(-1)
     magnitude = weights @ v.abs()

@@ -90,15 +90,18 @@ def test_native_knows_the_activations_of_the_reference():
 
 # -- activations with numbers
 
-NUMBERED = (Clamp(0.75), Clamp(0.0), Xielu(0.625, 1.25, 0.5, -1e-6), Xielu.from_raw(-0.3, 0.2, 0.5, -0.03125))
+NUMBERED = (
+    Clamp(-0.5, 0.75),
+    Clamp(0.0, math.inf),
+    Xielu(0.625, 1.25, 0.5, -1e-6),
+    Xielu.from_raw(-0.3, 0.2, 0.5, -0.03125),
+)
 
 
 def defined(f: Clamp | Xielu, x: torch.Tensor) -> torch.Tensor:
     """The definition in float64, element by element."""
     if isinstance(f, Clamp):
-        return (
-            torch.tensor([min(max(v, -f.limit), f.limit) for v in x.double().flatten().tolist()]).double().view(x.shape)
-        )
+        return torch.tensor([min(max(v, f.low), f.high) for v in x.flatten().tolist()]).double().view(x.shape)
     values = [
         f.beta * v + (f.alpha_p * v * v if v > 0 else f.alpha_n * (math.expm1(min(v, f.eps)) - v))
         for v in x.double().flatten().tolist()
@@ -119,7 +122,7 @@ def test_activations_with_numbers(f):
     for isa in each_isa():
         assert ((native.activation(x, f) - expected).abs() <= 8 * 2.0**-24 * size).all(), isa
     special = native.activation(torch.tensor([[math.nan, math.inf]]), f)
-    assert special[0, 0].isnan() and special[0, 1] == (f.limit if isinstance(f, Clamp) else math.inf)
+    assert special[0, 0].isnan() and special[0, 1] == (f.high if isinstance(f, Clamp) else math.inf)
 
 
 @pytest.mark.parametrize("f", NUMBERED[::2], ids=lambda f: type(f).__name__)
@@ -144,9 +147,9 @@ def test_the_numbers_of_a_checkpoint_are_those_before_softplus():
     for wrong in ((math.nan, 1.0, 0.5, -1e-6), (1.0, 1.0, 0.5, 1e-6), (1.0, math.inf, 0.5, 0.0)):
         with pytest.raises(ValueError, match="the numbers of xIELU must be finite, and eps at most 0"):
             Xielu(*wrong)
-    for limit in (-1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="limit must be finite and at least 0"):
-            Clamp(limit)
+    for low, high in ((1.0, 0.5), (math.nan, 1.0), (0.0, math.nan)):
+        with pytest.raises(ValueError, match="low must be at most high"):
+            Clamp(low, high)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -71,6 +71,7 @@ struct AttentionOptions {
     float scale = 1;
     int64_t window = kNoWindow;    // number of positions that each position sees up to itself, which is included
     bool chunked = false;          // positions are divided into chunks of `window`, and see none before their own chunk
+    bool causal = false;           // each position sees up to itself, whatever Spans::newest says
     float softcap = 0;             // scores become softcap * tanh(score / softcap); 0 = off
     const float* sinks = nullptr;  // [query_heads], or null
     // [query_heads], or null. A score of position j for a row at p adds slope * (j - p); without softcap. With
@@ -97,6 +98,7 @@ struct Spans {
     const int32_t* block_table;       // [count][table_stride]
     int64_t table_stride;             // blocks of each span
     const int32_t* newest = nullptr;  // [tokens]: the newest position that each sees; null: its own
+    const int32_t* oldest = nullptr;  // [tokens]: each sees from here on, if its window begins later; or null
 };
 
 struct AttentionArgs : AttentionOptions {
@@ -126,9 +128,25 @@ struct QueryRows {
     int64_t first_row;                // within the span
     int rows;                         // 1..AttentionArgs::max_rows()
     const int32_t* newest = nullptr;  // Spans::newest from the span's first token on, or null
+    const int32_t* oldest = nullptr;  // Spans::oldest, likewise
 
     int64_t position(int64_t group, int row) const { return first_position + (first_row + row) / group; }
     int64_t head(int64_t group, int row) const { return kv_head * group + (first_row + row) % group; }
+    // The oldest position that the row sees.
+    int64_t oldest_of(const AttentionArgs& args, int row) const {
+        const int64_t group = args.group(), own = args.oldest(position(group, row));
+        if (!oldest) return own;
+        const int64_t given = oldest[(first_row + row) / group];
+        return given < own ? given : own;
+    }
+    // The oldest position that any of the rows sees. Without given ones, it is the first row's.
+    int64_t oldest_of_all(const AttentionArgs& args) const {
+        int64_t first = oldest_of(args, 0);
+        for (int row = 1; oldest && row < rows; ++row) {
+            if (const int64_t own = oldest_of(args, row); own < first) first = own;
+        }
+        return first;
+    }
     // The newest position that the row sees.
     int64_t newest_of(int64_t group, int row) const {
         return newest ? newest[(first_row + row) / group] : position(group, row);

@@ -53,7 +53,7 @@ struct AttentionOp {
     Spans spans;
 
     // Throws std::invalid_argument if spans do not cover the tokens in order or name a block that does not exist. The
-    // same for a newest position outside of its span or before the token's oldest.
+    // same for an oldest position outside of its span, and for a newest one before the token's oldest.
     void prepare(int threads);
     int64_t chunks(int phase) const;
     void run(int phase, int64_t chunk, int thread) const;

@@ -267,6 +267,8 @@ struct LinearOptions {
     bool apart = false;  // a glu weight gives [gate | up], each as a product of its own
 };
 
+class AdapterProducts;
+
 // out [rows, N] = residual + act(norm(x) W' + bias); a glu weight gives out [rows, N / 2] = act(gate) * up.
 //
 // Inputs need preparation if they are normalised, rounded to bf16 for this table, or quantised for this weight. A
@@ -279,6 +281,9 @@ struct LinearOp : LinearOptions {
     int64_t rows;
     const float* residual;  // [rows, N] contiguous, or null; may equal out
     float* out;             // contiguous
+    // Null, or what is added to norm(x) W' + bias: AdaptedLinearOp (adapter_ops.h). A residual comes first, and there is
+    // no activation without a gate.
+    const AdapterProducts* adapters;
 
     void prepare(int threads);  // throws std::invalid_argument for a weight of another table's layout
     int64_t chunks(int phase) const {
@@ -305,6 +310,8 @@ struct LinearOp : LinearOptions {
 
     void cut_panels(int threads);
     void finish(int64_t first_row, int64_t first_column, int64_t columns, EpilogueArgs sums) const;
+    void finish_with_adapters(int64_t first_row, int64_t first_column, int64_t columns, EpilogueArgs sums, int thread,
+                              char* scratch) const;
     size_t copy_bytes() const;
     void prepare_inputs(int64_t first_row, int64_t end_row, char* copy) const;
     const char* prepared_inputs(int thread) const;

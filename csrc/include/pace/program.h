@@ -145,11 +145,13 @@ class Program {
     void glu(Value out, Columns x, const ActivationFunction& activation);  // x is [gate | up]
     // Adds the products of the adapters that each row of the step is routed to. In place.
     void add_adapters(Columns y, Columns x, const Norm& norm, const AdapterTable& adapters);
-    void scale(Columns x, float factor);  // in place
-    void softcap(Columns x, float cap);   // in place
+    void scale(Columns x, float factor, const float* factors);  // in place; factors [x.count] or null
+    void softcap(Columns x, float cap);                         // in place
     // norm(x), or with a residual, factor * (residual + norm(x)).
     void norm(Value out, Columns x, const Norm& norm, std::optional<Columns> residual, float factor);
-    void linear(Value out, Columns x, const LinearOptions& options, std::optional<Value> residual);
+    // With `adapters`, rows get what those that they are routed to add, before the activation of a gate.
+    void linear(Value out, Columns x, const LinearOptions& options, std::optional<Value> residual,
+                const std::optional<AdapterTable>& adapters = {});
     void gate(Columns x, Columns gate, Gate kind);  // in place
     void gated_norm(Value out, Columns x, Columns gate, const GatedNorm& norm);
     void causal_conv(Value out, Columns x, int layer, const Convolution& convolution);

@@ -27,7 +27,7 @@ constexpr size_t dtype_bytes(DType dtype) { return dtype == DType::F32 ? 4 : dty
 //   Relu       max(x, 0).
 //   Relu2      max(x, 0)^2.
 //   Tanh       tanh(x).
-//   Clamp      x, not below -limit and not above limit.
+//   Clamp      x, not below low and not above high.
 //   Xielu      alpha_p x^2 + beta x if x > 0, else alpha_n (exp(min(x, eps)) - 1 - x) + beta x.
 //   ClampedSwiglu  glu only: g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up in [-limit, limit]
 enum class Activation : uint32_t {
@@ -48,7 +48,8 @@ enum class Activation : uint32_t {
 // An activation, and the numbers in its definition.
 struct ActivationFunction {
     Activation kind;
-    float limit = 0, alpha = 0;                         // for ClampedSwiglu; Clamp has only the limit
+    float low = 0, high = 0;                            // for Clamp
+    float limit = 0, alpha = 0;                         // for ClampedSwiglu
     float alpha_p = 0, alpha_n = 0, beta = 0, eps = 0;  // for Xielu; eps <= 0
 
     ActivationFunction(Activation kind = Activation::None) : kind(kind) {}
@@ -60,7 +61,7 @@ enum class Layout : uint16_t {
     PanelF16,        // [k][16]
     PanelBF16Split,  // [k][8] lanes of 32 bits: row c low, row c + 8 high
     PanelBF16,       // [k][16]
-    PanelBF16Pair,   // [k/2][16][2], k padded with zeros to a multiple of kPairPadding
+    PanelBF16Pair,   // [k/2][16][2], k padded with zeros (padded_pairs)
     // Quantised layouts have the same bytes for every table. Scales of groups are stored between the codes.
     PanelI8,  // [k/4][16][4] int8
     PanelU4,  // [k/8][16][4] bytes: low nibbles k..k+3, high nibbles k+4..k+7
@@ -108,6 +109,11 @@ constexpr int64_t kPanelRows = 16;
 // K of PanelBF16Pair is padded to whole AMX tiles (32 k) on every table, so that one layout serves both tables that use
 // it.
 constexpr int64_t kPairPadding = 32;
+
+// Half a tile is enough for a short K, such as the rank of an adapter.
+constexpr int64_t padded_pairs(int64_t k) {
+    return k <= kPairPadding / 2 ? kPairPadding / 2 : round_up(k, kPairPadding);
+}
 
 // Number of inputs that share a scale, if weights have row scales, or groups that are multiples of this, or
 // super-blocks.

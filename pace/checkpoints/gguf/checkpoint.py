@@ -23,9 +23,11 @@ from pace.checkpoints.gguf.blocks import FILE_TYPES
 from pace.checkpoints.gguf.config import ROPE_FACTORS, read_config
 from pace.checkpoints.gguf.embedding import asks, dense_tensors, read_pooling
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
-from pace.checkpoints.gguf.mmproj import ARCHITECTURE as MMPROJ
-from pace.checkpoints.gguf.mmproj import PATCHES, Towers, read_towers
+from pace.checkpoints.gguf.projectors.projector import Towers
+from pace.checkpoints.gguf.projectors.registry import ARCHITECTURE as MMPROJ
+from pace.checkpoints.gguf.projectors.registry import read_towers
 from pace.checkpoints.gguf.shards import check_shards, shard_paths
+from pace.checkpoints.gguf.tokens import rename_tokens
 from pace.checkpoints.reader import PIECE_BYTES, OpenFiles, row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
 from pace.ops.blocks import BlockRows, BlockType
@@ -86,14 +88,14 @@ class GgufCheckpoint(OpenFiles):
         changes nothing then."""
         file = GgufFile(mmproj)
         towers = read_towers(file, self.metadata, self.config)
-        if twice := sorted(towers.names.keys() & self._sources.keys()):
+        if twice := sorted(towers.tensors.keys() & self._sources.keys()):
             raise ValueError(f"tensor {twice[0][:200]!r} is in both {self.path} and {mmproj}")
-        for name, source in towers.names.items():
-            self.add(name, file, source)
-        self.towers = towers
-        self._sources |= towers.names
-        self.config |= towers.config
-        self.tensors |= {name: self._info(name) for name in towers.names}
+        for name, tensor in towers.tensors.items():
+            self.add(name, file, tensor.sources[0])
+            self._sources[name] = tensor.sources[0]
+        self.towers, self.config = towers, towers.config
+        rename_tokens(self.metadata, towers.renamed)
+        self.tensors |= {name: self._info(name) for name in towers.tensors}
 
     @property
     def file_type(self) -> str | None:
@@ -122,8 +124,6 @@ class GgufCheckpoint(OpenFiles):
 
     def _tensor(self, name: str) -> GgufTensor:
         tensor = self._files[name].tensors[self._sources[name]]
-        if name in self.towers.shapes:
-            return tensor._replace(shape=self.towers.shapes[name])
         return tensor._replace(shape=self._form(name).shape(tensor.shape))
 
     def _shown(self, name: str) -> str:
@@ -131,6 +131,8 @@ class GgufCheckpoint(OpenFiles):
         return f"tensor {self._sources[name]!r} in {self._files[name].path}"
 
     def _form(self, name: str) -> Form:
+        if name in self.towers.tensors:
+            return self.towers.tensors[name].form
         forms = self._architecture.forms.items()
         return next((form for end, form in forms if name.endswith(end)), AS_IT_IS)
 
@@ -182,9 +184,9 @@ class GgufCheckpoint(OpenFiles):
 
     def _floats(self, name: str) -> Tensor:
         """The whole tensor as floats."""
-        file, source = self._files[name], self._sources[name]
-        frames = [self._values(file, frame) for frame in (PATCHES if source == PATCHES[0] else [source])]
-        whole, values = frames[0] if len(frames) == 1 else torch.stack(frames, 2), self._form(name).values
+        file, tower = self._files[name], self.towers.tensors.get(name)
+        parts = [self._values(file, source) for source in (tower.sources if tower else [self._sources[name]])]
+        whole, values = parts[0] if len(parts) == 1 else torch.stack(parts), self._form(name).values
         return (values(whole.double()) if values else whole).reshape(self._tensor(name).shape)
 
     def _values(self, file: GgufFile, source: str) -> Tensor:
@@ -196,7 +198,10 @@ class GgufCheckpoint(OpenFiles):
     def _permuted_heads(self, name: str) -> int | None:
         """Number of heads if the tensor's rows are permuted, else None. Raises ValueError if its rows are not whole
         heads."""
-        heads = self._heads.get(name.rpartition(".")[0].rpartition(".")[2])
+        if name in self.towers.tensors:
+            heads = self.towers.tensors[name].heads
+        else:
+            heads = self._heads.get(name.rpartition(".")[0].rpartition(".")[2])
         if heads and (rows := self._tensor(name).shape[:1]) and rows[0] % (2 * heads):
             raise ValueError(
                 f"{self._shown(name)} has {rows[0]} rows; {heads} heads need a multiple of {2 * heads} rows"

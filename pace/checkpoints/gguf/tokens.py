@@ -64,6 +64,18 @@ def read_tokens(metadata: Metadata) -> Tokens | None:
     return metadata.__dict__["tokens"]
 
 
+def rename_tokens(metadata: Metadata, names: dict[int, str]) -> None:
+    """Gives tokens of a vocabulary other texts, in place. They become control tokens."""
+    tokens = read_tokens(metadata)
+    if tokens is None or not names:
+        return
+    texts, types = list(tokens.texts), tokens.types.copy()
+    for index, name in names.items():
+        texts[index], types[index] = name, CONTROL
+    metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"] = texts, types
+    del metadata.__dict__["tokens"]
+
+
 def _read(metadata: Metadata) -> Tokens | None:
     texts = metadata.texts("tokenizer.ggml.tokens")
     if not texts:

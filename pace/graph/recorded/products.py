@@ -21,7 +21,10 @@ from pace.ops.weight import PackedWeight
 @dataclass(eq=False)
 class Linear(Instruction):
     """out = residual + activation(norm(x) W' + bias); with a glu weight, act(gate) * up, or both `apart`. The residual
-    must be a whole value."""
+    must be a whole value.
+
+    `adapters` of norm(x) are added to `residual + norm(x) W' + bias`, or to gate and up. With adapters, only a glu
+    weight has an activation."""
 
     operations = ("linear", "linear_glu")
     out: Value
@@ -32,6 +35,7 @@ class Linear(Instruction):
     residual: Columns | None
     norm: NormParameters | None = None
     apart: bool = False
+    adapters: AdapterTable | None = None
 
     def lower(self, program: _C.Program, places: Places) -> None:
         program.linear(
@@ -43,10 +47,13 @@ class Linear(Instruction):
             self.activation,
             self.residual and places.value(self.residual.value),
             self.apart,
+            self.adapters,
         )
 
     def operators(self, of_weight: Mapping[int, str]) -> Iterator[str]:
         yield of_weight[id(self.weight)]
+        if self.adapters:
+            yield "projection"
         if self.norm:
             yield "norm"
 

@@ -70,6 +70,9 @@ class PrefixCache:
         self.pool = pool
         self.rope_regime = rope_regime
         self.windows = [group.window for group in pool.spec.groups]
+        self.may_resume_at: Callable[[Sequence, int], bool] = lambda sequence, position: True
+        """True if a sequence can continue at a position with the positions before it that windows show. Otherwise, it
+        needs older ones."""
         pool.content_is_lost = weakly(self._forget)
         self.reset()
 
@@ -90,7 +93,7 @@ class PrefixCache:
         while index + len(found) < end and node:
             if node := node.children.get(tokens_of(sequence, index + len(found))):
                 found.append(node)
-        num_found = self._num_usable(found, index)
+        num_found = self._num_usable(sequence, found, index)
         if num_found < len(found):
             sequence.state.branch = BLOCK_SIZE * (index + len(found))
         if num_found:
@@ -179,8 +182,8 @@ class PrefixCache:
     def _root_key(self, sequence: Sequence) -> RootKey:
         return RootKey(self.rope_regime(sequence.rope_length), sequence.cache_salt, sequence.adapter)
 
-    def _num_usable(self, found: list[Node], index: int) -> int:
-        """Returns the number of nodes in `found` that can be used; they follow block `index - 1` of a sequence. After
+    def _num_usable(self, sequence: Sequence, found: list[Node], index: int) -> int:
+        """Returns the number of nodes in `found` that can be used; they follow block `index - 1` of the sequence. After
         the last one, every group must have all blocks that the next position sees, and states must be known."""
         if all(window is None for window in self.windows):
             return next((count for count in range(len(found), 0, -1) if self._may_end_at(found[count - 1])), 0)
@@ -188,7 +191,7 @@ class PrefixCache:
         for depth, node in enumerate(found, index + 1):
             gaps = [depth if block < 0 else gap for block, gap in zip(node.blocks, gaps)]
             has_all = all(gap <= first_kept(depth * BLOCK_SIZE, window) for gap, window in zip(gaps, self.windows))
-            if has_all and self._may_end_at(node):
+            if has_all and self._may_end_at(node) and self.may_resume_at(sequence, depth * BLOCK_SIZE):
                 num_usable = depth - index
         return num_usable
 
@@ -239,6 +242,8 @@ class PrefixCache:
 
 class NoPrefixCache:
     """Stores nothing: every token is computed."""
+
+    may_resume_at: Callable[[Sequence, int], bool] = staticmethod(lambda sequence, position: True)
 
     def reset(self) -> None:
         pass

@@ -93,7 +93,7 @@ def _save_once(driver: EngineDriver, sequence: Sequence, path: Path, about: dict
     if sequence.adapter:
         head["adapter"] = sequence.adapter
     if sequence.media:
-        head["media"] = describe(sequence.media)
+        head["media"], head["mmproj"] = describe(sequence.media), _identity(driver).mmproj
 
     def contents() -> Iterator[bytes | memoryview]:
         yield tokens
@@ -193,6 +193,8 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
     if pieces is None or file.sizes[num_first:] != [piece.num_bytes for piece in pieces]:
         raise ValueError("its keys and values have another layout than this model's")
     adapter = _adapter_of(head.get("adapter", []))
+    if entries and head.get("mmproj") != _identity(driver).mmproj:
+        raise ValueError("its images were encoded with another mmproj file; give that one, or compute it again")
     placeholders = {tower.kind: tower.placeholder for tower in engine.model.towers}
     media = read_media(entries, [file.piece(number) for number in range(2, num_first)], tokens, placeholders)
     return Saved(tokens, num_prompt_tokens, extent, bytes(file.piece(1)), adapter, media), pieces

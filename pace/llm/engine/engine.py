@@ -14,7 +14,7 @@ from pace.llm.cache.manager import STEP_TOKENS, CacheManager
 from pace.llm.constraints.mask_filler import NO_MASKS, NoMasks, PendingMasks
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.engine.forced import ForcedTokens
-from pace.llm.engine.media import MEDIA_CACHE_BYTES, MediaEncoder, whole_media_end
+from pace.llm.engine.media import MEDIA_CACHE_BYTES, MediaEncoder, is_between_media, whole_media_end
 from pace.llm.engine.rows import run_model
 from pace.llm.engine.scheduler import Scheduler
 from pace.llm.limits import checked_priority
@@ -42,8 +42,8 @@ class Engine:
         """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length`, `rope_regime`,
         `kept_width` and `towers`. For sequences that take rows, also `final_rows(batch)` and `logits(rows, routing)`;
         for those with adapters, `adapters`, its `AdapterSlots`. If it has any towers, also `encode(media)`,
-        `angle_positions(media, start, end)` and `whole_media`. `scheduler` works on `cache`. `max_seq_len` is at most
-        the model's."""
+        `angle_positions(media, start, end)`, `whole_media` and `sees_beyond_windows`. `scheduler` works on `cache`.
+        `max_seq_len` is at most the model's."""
         self.model = model
         self.ops = ops
         self.cache = cache
@@ -56,6 +56,8 @@ class Engine:
         scheduler.ready = self.media.ready
         if model.whole_media:
             scheduler.end_of_chunk = whole_media_end
+        if model.sees_beyond_windows:
+            cache.prefix.may_resume_at = is_between_media
         self.batches = BatchBuilder(model, self.media.of if model.towers else None, model.kept_width)
         self.max_seq_len = max_seq_len
         self.recompute_length = model.recompute_length

@@ -122,5 +122,10 @@ def whole_media_end(sequence: Sequence, start: int, end: int) -> int:
     return cut.start if cut.start > start else cut.end
 
 
+def is_between_media(sequence: Sequence, position: int) -> bool:
+    """True if no medium has tokens both before a position and from there on."""
+    return not any(placed.start < position < placed.end for placed in sequence.media)
+
+
 def key_of(sequence: Sequence, media: Media) -> Key:
     return sequence.cache_salt, media.digest

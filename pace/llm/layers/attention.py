@@ -68,13 +68,15 @@ class Attention(Layer):
         self.norm_last = norm_last
         self.temperature = temperature or NoRotary()
         self.gate = gate
-        self.clip = None if clip is None else Clamp(clip)
+        self.clip = None if clip is None else Clamp(-clip, clip)
         self.clips_normalised = clips_normalised
         self.slopes = slopes
         self.bf16_bias = bf16_bias
         self.value_norm = value_norm or NoHeadNorm()
         self.keys_are_values = keys_are_values
         self.biases = biases
+        self.causal = False
+        """True if the rows of an image do not see each other, in a model in which they do in other layers."""
 
     def add_gate(self, name: str, num_rows: int, activation: str) -> None:
         """Adds a gate, whose tensor `name` has a row for each channel or for each head, and no bias. Before
@@ -132,6 +134,7 @@ class Attention(Layer):
             self.softcap,
             self.sinks.values,
             seen.chunked,
+            self.causal,
             self.slopes,
             self.bf16_bias,
             biases=self.biases and self.biases(),

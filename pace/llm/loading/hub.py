@@ -21,7 +21,7 @@ from pathlib import Path
 from pace import env
 from pace.checkpoints.gguf.config import ROPE_FACTORS
 from pace.checkpoints.gguf.file import GgufFile
-from pace.checkpoints.gguf.mmproj import TEXT_ARCHITECTURES
+from pace.checkpoints.gguf.projectors.registry import TEXT_ARCHITECTURES
 from pace.checkpoints.gguf.shards import SHARD_NAME
 from pace.checkpoints.reader import OTHER_WEIGHT_SUFFIXES, shard_names
 from pace.llm.loading.download import ADVICE, HUB_TIMEOUT_SECONDS, BrokenDownload, FileOnHub, one_line

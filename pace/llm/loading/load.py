@@ -146,7 +146,7 @@ def _read_processors(checkpoint: Checkpoint, model: BaseModelForCausalLM) -> Pro
     if checkpoint.gguf is not None:
         towers = checkpoint.gguf.towers
         read = lambda section: (towers.settings[section], str(towers.path))
-        return make_processors(type(model).__name__, towers.config, read)
+        return make_processors(towers.config["architectures"][0], towers.config, read)
     if not any((checkpoint.path / name).is_file() for name in FILES):
         text = "%s has neither %s: images and sound are only taken as arrays of transformers' processor"
         logger.warning(text, checkpoint.path, " nor ".join(FILES))
@@ -293,7 +293,8 @@ def _identity(
     }
     workers = min(threads, MAX_LOADING_THREADS)
     end = "" if merged is None else f" with {merged.digest}"
-    return ModelIdentity(settings, lambda: checkpoint.digest(_tokenizer_path(options, checkpoint), workers) + end)
+    digest = lambda: checkpoint.digest(_tokenizer_path(options, checkpoint), workers) + end
+    return ModelIdentity(settings, digest, checkpoint.mmproj_digest)
 
 
 def _name(dtype: torch.dtype) -> str:

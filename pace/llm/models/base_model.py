@@ -55,6 +55,11 @@ class BaseModelForCausalLM(Model):
     layers: list[Block]
     whole_media: bool = False
     """True if the rows of an image see all of it. Then a step never has a part of an image."""
+    sees_beyond_windows: bool = False
+    """With `whole_media`, true if they see all of it even if a layer's window is shorter."""
+    media_token: int | None = None
+    """Token that a step has in place of placeholders, so that rows of media get its embeddings for layers. None: the
+    placeholder itself."""
     final_norm: RMSNorm | LayerNorm | UnitNorm | NoNorm
     lm_head: LMHead | TiedLMHead | None
     """None for a model that only gives rows; its logits are then the rows of the final norm."""

@@ -53,6 +53,7 @@ from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
 from pace.llm.models.families.hyperclovax import HyperCLOVAXForCausalLM
 from pace.llm.models.families.idefics3 import Idefics3ForConditionalGeneration
+from pace.llm.models.families.internvl import InternVLForConditionalGeneration
 from pace.llm.models.families.kimi_k25 import KimiK25ForConditionalGeneration
 from pace.llm.models.families.kimi_linear import KimiLinearForCausalLM
 from pace.llm.models.families.laguna import LagunaForCausalLM
@@ -77,6 +78,7 @@ from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM, Ol
 from pace.llm.models.families.olmo_hybrid import OlmoHybridForCausalLM
 from pace.llm.models.families.olmoe import OlmoeForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
+from pace.llm.models.families.paddleocr_vl import PaddleOCRVLForConditionalGeneration
 from pace.llm.models.families.phi import PhiForCausalLM
 from pace.llm.models.families.phi3 import Phi3ForCausalLM
 from pace.llm.models.families.phimoe import PhimoeForCausalLM
@@ -163,6 +165,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     HyperCLOVAXForCausalLM,
     Idefics3ForConditionalGeneration,
     InternLM3ForCausalLM,
+    InternVLForConditionalGeneration,
     IQuestCoderForCausalLM,
     Jais2ForCausalLM,
     KimiK25ForConditionalGeneration,
@@ -194,6 +197,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     OlmoForCausalLM,
     OlmoHybridForCausalLM,
     OPTForCausalLM,
+    PaddleOCRVLForConditionalGeneration,
     Phi3ForCausalLM,
     PhiForCausalLM,
     PhimoeForCausalLM,

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pace.llm.processors.gemma3 import Gemma3ImageProcessor
+from pace.llm.processors.gemma4 import Gemma4ImageProcessor, Gemma4UnifiedImageProcessor
 from pace.llm.processors.idefics3 import Idefics3ImageProcessor
 from pace.llm.processors.image_processor import ImageProcessor
+from pace.llm.processors.internvl import InternVLImageProcessor
 from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
 from pace.llm.processors.llava import LlavaImageProcessor
+from pace.llm.processors.paddleocr_vl import PaddleOCRVLImageProcessor
 from pace.llm.processors.pixtral import PixtralImageProcessor
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.qwen_audio import Qwen3ASRAudioProcessor, Qwen3OmniAudioProcessor
@@ -21,18 +24,22 @@ from pace.llm.processors.settings import read_section, read_whole_processor
 
 IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Gemma3ForConditionalGeneration": Gemma3ImageProcessor,
+    "Gemma4ForConditionalGeneration": Gemma4ImageProcessor,
+    "Gemma4UnifiedForConditionalGeneration": Gemma4UnifiedImageProcessor,
     "Idefics3ForConditionalGeneration": Idefics3ImageProcessor,
+    "InternVLForConditionalGeneration": InternVLImageProcessor,
     "Lfm2VlForConditionalGeneration": Lfm2VlImageProcessor,
     "LlavaForConditionalGeneration": LlavaImageProcessor,
     "Mistral3ForConditionalGeneration": PixtralImageProcessor,
-    "Qwen2VLForConditionalGeneration": QwenImageProcessor,
+    "PaddleOCRVLForConditionalGeneration": PaddleOCRVLImageProcessor,
     "Qwen2_5_VLForConditionalGeneration": QwenImageProcessor,
+    "Qwen2VLForConditionalGeneration": QwenImageProcessor,
     "Qwen3_5ForConditionalGeneration": QwenImageProcessor,
     "Qwen3_5MoeForConditionalGeneration": QwenImageProcessor,
-    "Qwen3VLForConditionalGeneration": QwenImageProcessor,
-    "Qwen3VLMoeForConditionalGeneration": QwenImageProcessor,
     "Qwen3OmniMoeForConditionalGeneration": QwenImageProcessor,
     "Qwen3OmniMoeThinkerForConditionalGeneration": QwenImageProcessor,
+    "Qwen3VLForConditionalGeneration": QwenImageProcessor,
+    "Qwen3VLMoeForConditionalGeneration": QwenImageProcessor,
     "SmolVLMForConditionalGeneration": Idefics3ImageProcessor,
 }
 """Architecture -> processor of images."""

@@ -125,24 +125,30 @@ class BatchBuilder:
                     row = begin - placed.start + placed.first
                     rows.append(self._rows_of(span.sequence, placed.media)[row : row + stop - begin])
                     places.append(np.arange(begin, stop) + first - start)
-                    seen[first + begin - start, first + stop - start] = placed.end - 1
+                    seen[first + begin - start, first + stop - start] = placed
             positions.append(self._model.angle_positions(media, start, end))
             first += end - start
         changes: dict[str, Any] = {}
         if rows:
             width = max(tower.width for tower in self._model.towers)
             padded = [piece if piece.shape[1] == width else pad(piece, (0, width - piece.shape[1])) for piece in rows]
-            changes["given"] = GivenRows(torch.cat(padded), torch.from_numpy(np.concatenate(places)))
+            changes["given"] = given = GivenRows(torch.cat(padded), torch.from_numpy(np.concatenate(places)))
+            if self._model.media_token is not None:
+                changes["tokens"] = batch.tokens.index_fill(0, given.at, self._model.media_token)
         if positions[0] is not None:
             changes["angle_positions"] = torch.from_numpy(np.concatenate(positions, 1))
         if seen and self._model.whole_media:
             newest = batch.positions.to(torch.int32)
-            for (begin, stop), last in seen.items():
-                newest[begin:stop] = last
+            oldest = newest.clone() if self._model.sees_beyond_windows else None
+            for (begin, stop), placed in seen.items():
+                newest[begin:stop] = placed.end - 1
+                if oldest is not None:
+                    oldest[begin:stop] = placed.start
+            sight = {"newest": newest, "oldest": oldest}
             batch = replace(
                 batch,
-                spans=replace(batch.spans, newest=newest),
-                others=tuple(replace(other, spans=replace(other.spans, newest=newest)) for other in batch.others),
+                spans=replace(batch.spans, **sight),
+                others=tuple(replace(other, spans=replace(other.spans, **sight)) for other in batch.others),
             )
         others = tuple(replace(other, **changes) for other in batch.others)
         return replace(batch, **changes, others=others)

@@ -91,6 +91,15 @@ class ModelRunner(ABC):
         return bool(self.model.towers) and self.model.whole_media
 
     @property
+    def sees_beyond_windows(self) -> bool:
+        """True if the rows of an image see all of it even beyond the window of a layer."""
+        return self.whole_media and self.model.sees_beyond_windows
+
+    @property
+    def media_token(self) -> int | None:
+        return self.model.media_token
+
+    @property
     def towers(self) -> list[Tower]:
         return self.model.towers
 

@@ -64,8 +64,9 @@ def attention(
         raise ValueError(f"block_table must be a contiguous int32 matrix [spans, blocks]; got {describe(table)}")
     check_vector("query_start", spans.query_start, len(table) + 1, torch.int32)
     check_vector("kv_len", spans.kv_len, len(table), torch.int32)
-    if spans.newest is not None:
-        check_vector("newest", spans.newest, tokens, torch.int32)
+    for name, places in (("newest", spans.newest), ("oldest", spans.oldest)):
+        if places is not None:
+            check_vector(name, places, tokens, torch.int32)
     out = torch.empty(tokens, heads * kv.value_dim)
     _C.attention(view, q, latent_q, spans, options, out)
     return out

@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "glm": "chatglm", "glm4": "glm4", "ernie4_5": "ernie4_5", "hunyuan_v1_dense": "hunyuan-dense",
     "cohere": "command-r", "cohere2": "cohere2", "minicpm": "minicpm", "starcoder2": "starcoder2",
     "stablelm": "stablelm", "gpt_neox": "gptneox", "gpt2": "gpt2", "chatglm": "chatglm",
+    "paddleocr_vl_text": "paddleocr",
     **mixture_files.ARCHITECTURES, **latent_files.ARCHITECTURES,
 }  # fmt: skip
 """GGUF's architecture names by model_type."""

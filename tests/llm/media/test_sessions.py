@@ -101,6 +101,9 @@ def test_saved_and_loaded(folder, model, tmp_path) -> None:
             session.truncate(len(session) - 1)
             session.append([7])  # computes all of it again, with the features in the file
             assert num_encoded(other) >= 1
+        other.generator.engine.identity._mmproj = "of another file"
+        with pytest.raises(ValueError, match="its images were encoded with another mmproj file"):
+            other.load_session(path)
     with load(folder, media=False) as other, pytest.raises(ValueError, match="it has images.*without a tower"):
         other.load_session(path)
 

@@ -195,6 +195,7 @@ DENSE = (
         present={"add_qkv_bias": "blk.0.attn_qkv.bias", "add_bias_linear": "blk.0.attn_output.bias"},
     ),
     Architecture("ernie4_5", "ernie4_5", present=USE_BIAS),
+    Architecture("paddleocr", "paddleocr_vl", present=USE_BIAS, absent=("use_mrope",)),
     Architecture("hunyuan-dense", "hunyuan_v1_dense", names=LLAMA.but(HUNYUAN_NORMS), present=ATTENTION_BIAS),
     Architecture(
         "command-r", "cohere", layer_norms="layer_norm_eps",

@@ -1,5 +1,6 @@
-"""Gemma 4, the text part. The last layers see keys and values of earlier ones. Every layer may get an embedding of its
-own for each token (E2B, E4B), or have experts next to its MLP (26B-A4B)."""
+"""Gemma 4. The last layers see keys and values of earlier ones. Every layer may get an embedding of its own for each
+token (E2B, E4B), or have experts next to its MLP (26B-A4B). The rows of an image may see each other, also those after
+them."""
 
 from __future__ import annotations
 
@@ -36,6 +37,10 @@ from pace.llm.layers.block import MixerBlocks
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.families.gemma4_config import Gemma4Config, Gemma4UnifiedConfig
 from pace.llm.models.families.llama import LlamaForCausalLM, parts
+from pace.llm.models.takes_media import TakesMedia
+from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedTower
+from pace.llm.models.towers.gemma4_vision import Gemma4VisionTower
+from pace.llm.models.towers.tower import Tower
 from pace.ops.protocol import ForwardOps, Ops
 
 
@@ -146,25 +151,38 @@ class Gemma4Block(Block):
         return x
 
 
-class Gemma4ForConditionalGeneration(LlamaForCausalLM):
-    """Gemma 4 for text; `Gemma4ForCausalLM` is the same model."""
+TEXT_PREFIXES = {
+    "language_model.lm_head.": "lm_head.",
+    "language_model.model.": "model.",
+    "language_model.": "model.",
+    "model.language_model.": "model.",
+}
+
+
+class Gemma4ForConditionalGeneration(TakesMedia, LlamaForCausalLM):
+    """Gemma 4 with images; `Gemma4ForCausalLM` is the same model without a tower."""
 
     Config = Gemma4Config
-    text_prefixes: ClassVar[dict[str, str]] = {
-        "language_model.lm_head.": "lm_head.",
-        "language_model.model.": "model.",
-        "language_model.": "model.",
-        "model.language_model.": "model.",
+    Tower: ClassVar[type[Tower]] = Gemma4VisionTower
+    text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES | {
+        "model.vision_tower.": "vision_tower.",
+        "model.embed_vision.": "vision_tower.embed_vision.",
+        "embed_vision.": "vision_tower.embed_vision.",
     }
     other_parts = tuple(
         f"{prefix}{part}."
         for prefix in ("", "model.")
-        for part in ("vision_tower", "audio_tower", "embed_vision", "embed_audio")
+        for part in ("vision_tower", "audio_tower", "embed_vision", "vision_embedder", "embed_audio")
     )
 
     def __init__(self, config: Gemma4Config, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
         self.layer_inputs = LayerInputs(config, dtype) if config.hidden_size_per_layer_input else None
+        self.whole_media = config.use_bidirectional_attention == "vision"
+        self.sees_beyond_windows = config.sees_beyond_windows
+        self.media_token = config.media_token
+        if config.vision is not None:
+            self.towers = [self.Tower(config.vision, config.hidden_size, config.image_token_id)]
 
     def ignored(self) -> Iterator[str]:
         """Adds tensors that make keys and values in layers that share those of another layer."""
@@ -209,6 +227,11 @@ class Gemma4ForConditionalGeneration(LlamaForCausalLM):
         )
 
     def make_attention(self, name: str, index: int) -> Attention:
+        attention = self._attention(name, index)
+        attention.causal = not (self.config.slides(index) or self.config.sees_beyond_windows)
+        return attention
+
+    def _attention(self, name: str, index: int) -> Attention:
         config, source = self.config, self.config.source(index)
         hidden, num_heads, (kv_heads, dim) = config.hidden_size, config.num_attention_heads, config.heads(index)
         positions = Positions(kv_heads, dim, dim, config.window(index))
@@ -254,10 +277,13 @@ class FirstLayers:
     model: Gemma4ForConditionalGeneration
 
     def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
-        """Returns `[T, hidden]`."""
+        """Returns `[T, hidden]`. With towers, the embeddings follow, `[T, 2 * hidden]`: they have the rows of media,
+        which the tail is not given."""
         model = self.model
-        x = model.embed(ops, batch)
-        return model.run_layers(ops, x, x, angles, batch, range(len(model.layers) - model.num_tail_layers))
+        embeddings = model.embed(ops, batch)
+        layers = range(len(model.layers) - model.num_tail_layers)
+        x = model.run_layers(ops, embeddings, embeddings, angles, batch, layers)
+        return ops.concatenate(x, embeddings) if model.towers and model.layer_inputs else x
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,13 +296,23 @@ class TailLayers:
         """Returns the logits of outputs of `FirstLayers`, which are the given rows."""
         model = self.model
         tail = range(len(model.layers) - model.num_tail_layers, len(model.layers))
-        x = ops.given_rows(batch.given.rows[:, : model.config.hidden_size])
-        embeddings = model.embed(ops, batch) if model.layer_inputs else x
+        rows, size = batch.given.rows, model.config.hidden_size
+        x = embeddings = ops.given_rows(rows[:, :size])
+        if model.layer_inputs:
+            embeddings = ops.given_rows(rows[:, size : 2 * size]) if model.towers else model.embed(ops, batch)
         x = model.run_layers(ops, x, embeddings, angles, batch, tail)
         return model.logits(ops, model.final_norm(ops, x[batch.logit_rows]))
 
 
 class Gemma4UnifiedForConditionalGeneration(Gemma4ForConditionalGeneration):
-    """Gemma 4 12B for text; `Gemma4UnifiedForCausalLM` is the same model."""
+    """Gemma 4 12B with images; `Gemma4UnifiedForCausalLM` is the same model without them."""
 
     Config = Gemma4UnifiedConfig
+    Tower: ClassVar[type[Tower]] = Gemma4UnifiedTower
+    text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES | {
+        "model.vision_embedder.": "embed_vision.",
+        "vision_embedder.": "embed_vision.",
+        "model.embed_vision.embedding_projection.": "embed_vision.multimodal_embedder.embedding_projection.",
+        "embed_vision.embedding_projection.": "embed_vision.multimodal_embedder.embedding_projection.",
+        "model.embed_vision.": "embed_vision.",
+    }

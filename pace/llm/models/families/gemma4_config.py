@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from pace.llm.layers import RopeConfig
@@ -22,6 +22,10 @@ from pace.llm.models.model_config import (
     token_ids,
 )
 from pace.llm.models.rope_config import fields_of_layers, read_rope
+from pace.llm.models.takes_media import TakesMediaConfig, read_token_id
+from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedVisionConfig
+from pace.llm.models.towers.gemma4_vision import Gemma4VisionConfig
+from pace.llm.models.towers.vision_config import VisionConfig
 from pace.naming import shown
 from pace.ops.experts import MAX_EXPERTS, Router
 
@@ -68,8 +72,19 @@ def layer_overrides() -> Any:
     return declared(None, read)
 
 
+def sight(default: str | None) -> Any:
+    """The field `use_bidirectional_attention`: "vision" if the rows of an image see each other."""
+
+    def read(value: Any) -> str | None:
+        if value not in (None, "vision"):
+            raise NotImplementedError(f'{shown(value)} is not implemented; implemented: null, "vision"')
+        return value
+
+    return declared(default, read)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Gemma4Config(WindowedConfig):
+class Gemma4Config(TakesMediaConfig, WindowedConfig):
     vocab_size: int = count(262144)
     hidden_size: int = count(2304)
     intermediate_size: int = count(9216)
@@ -104,15 +119,31 @@ class Gemma4Config(WindowedConfig):
     num_experts: int | None = count(None, MAX_EXPERTS, optional=True)
     top_k_experts: int | None = count(None, MAX_EXPERTS, optional=True)
     moe_intermediate_size: int | None = count(None, optional=True)
+    use_bidirectional_attention: str | None = sight(None)
     local_rope: RopeConfig | None = None
     """Rotation of the layers with a window."""
+    media_token: int = 0
+    """Token whose embeddings for layers the rows of images have."""
 
-    only_here: ClassVar[dict[str, tuple]] = {"use_bidirectional_attention": (None, "vision"), "mlp_bias": (False,)}
+    Vision: ClassVar[type[VisionConfig]] = Gemma4VisionConfig
+    sees_beyond_windows: ClassVar[bool] = False
+    """True if rows of an image that see each other do so in all layers, and beyond windows. Otherwise, it is within the
+    windows of layers that have one."""
+    only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (False,)}
     also_read: ClassVar[frozenset[str]] = frozenset({"rope_parameters"})
     beside_text: ClassVar[frozenset[str]] = frozenset(
         {"vision_config", "audio_config", "vision_soft_tokens_per_image", "eoa_token_index",
          *(f"{name}_token_id" for name in ("boi", "eoi", "image", "video", "boa", "eoa", "audio"))}
     )  # fmt: skip
+
+    def read_media(self, raw: dict[str, Any]) -> Any:
+        text = raw.get("text_config") or {}
+        return replace(
+            self,
+            vision=self.Vision.read(raw["vision_config"]),
+            image_token_id=read_token_id(raw, ("image_token_id",), 258880),
+            media_token=read_token_id(text, ("pad_token_id",), 0),
+        )
 
     @property
     def full_every(self) -> int:
@@ -249,7 +280,10 @@ class Gemma4UnifiedConfig(Gemma4Config):
     max_position_embeddings: int = count(262144, MAX_POSITIONS)
     sliding_window: int | None = count(1024, MAX_POSITIONS)
     hidden_size_per_layer_input: int = count(0, minimum=0)
+    use_bidirectional_attention: str | None = sight("vision")
 
+    Vision: ClassVar[type[VisionConfig]] = Gemma4UnifiedVisionConfig
+    sees_beyond_windows: ClassVar[bool] = True
     without_effect: ClassVar[dict[str, tuple]] = {
         "hidden_size_per_layer_input": (None, 0),
         "enable_moe_block": (None, False),

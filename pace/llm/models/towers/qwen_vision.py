@@ -34,7 +34,7 @@ from pace.llm.layers import (
     Vectors,
 )
 from pace.llm.layers.rotary import Angles
-from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock
+from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock, interpolated
 from pace.llm.models.towers.qwen_vision_config import (
     Qwen2_5VisionConfig,
     Qwen2VisionConfig,
@@ -252,18 +252,8 @@ class Qwen3VisionTower(QwenVisionTower):
     def positions_of(self, grid: Grid) -> Tensor:
         side = math.isqrt(self.config.num_position_embeddings)
         table = self.position_table.values.view(side * side, -1)
-        _, rows, columns = grid
-        taps, weights = [], []
-        for places, size in zip(self.places(grid), (rows, columns)):
-            at = places.float() * (side - 1) / max(size - 1, 1)
-            low = at.long()
-            taps.append((low, (low + 1).clamp(max=side - 1)))
-            weights.append((1 - (at - low), at - low))
-        found = torch.zeros(len(taps[0][0]), table.shape[1])
-        for i in range(2):
-            for j in range(2):
-                found += table[taps[0][i] * side + taps[1][j]] * (weights[0][i] * weights[1][j])[:, None]
-        return found
+        places = [axis.float() * (side - 1) / max(size - 1, 1) for axis, size in zip(self.places(grid), grid[1:])]
+        return interpolated(table, side, *places)
 
     def tap(self, block: int, x: Tensor, run: RunSlice) -> Tensor | None:
         indexes = self.config.deepstack_visual_indexes

@@ -31,26 +31,13 @@ from pace.llm.layers import (
     TensorSource,
     Vectors,
 )
-from pace.llm.models.model_config import (
-    HARMLESS,
-    MAX_LAYERS,
-    ModelConfig,
-    activation,
-    checked_head_dim,
-    count,
-    declared,
-    number,
-    read_declared,
-    same,
-)
+from pace.llm.models.model_config import MAX_LAYERS, activation, checked_head_dim, count, declared, number
 from pace.llm.models.towers.image_tower import ImageTower
 from pace.llm.models.towers.parts import PatchEmbedding, RowLinear, RowNorm, VisionBlock, cut_patches
 from pace.llm.models.towers.tower import RunSlice, rows_batch
+from pace.llm.models.towers.vision_config import MAX_SIZE, VisionConfig
 from pace.media.media import Media
 from pace.naming import shown
-
-MAX_SIZE = 2**16
-"""Maximum hidden_size of a tower. The largest known is below 2^13."""
 
 
 def side(default: int, maximum: int) -> Any:
@@ -68,12 +55,11 @@ def side(default: int, maximum: int) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiglipVisionConfig:
+class SiglipVisionConfig(VisionConfig):
     """Fields of `vision_config` in config.json. A family with other defaults or more fields has a subclass."""
 
     model_types: ClassVar[tuple[str, ...]] = ("siglip_vision_model",)
     without_effect: ClassVar[frozenset[str]] = frozenset({"vision_use_head", "num_image_tokens", "projection_dim"})
-    """Fields of this and of other models around the tower that change none of its rows."""
 
     hidden_size: int = count(768, MAX_SIZE)
     intermediate_size: int = count(3072)
@@ -85,29 +71,7 @@ class SiglipVisionConfig:
     hidden_act: str = activation("gelu_tanh")
     layer_norm_eps: float = number(1e-6, 0.0, 1.0)
 
-    @classmethod
-    def read(cls, fields: Any) -> Self:
-        """Raises ValueError or NotImplementedError for a field that is wrong, or that the tower does not implement."""
-        if not isinstance(fields, dict):
-            raise ValueError(f"config.json: vision_config must be an object; got {shown(fields)}")
-        cls.refuse(fields)
-        config = cls(**read_declared(cls, fields, "vision_config."))
-        config.check()
-        return config
-
-    @classmethod
-    def refuse(cls, fields: dict[str, Any]) -> None:
-        """Raises NotImplementedError for a field that is unknown, or has a value that is not implemented."""
-        only = ModelConfig.only | {"model_type": (None, *cls.model_types)}
-        known = cls.without_effect | {field.name for field in dataclasses.fields(cls)}
-        for name, value in fields.items():
-            if name in known or (name not in only and HARMLESS.fullmatch(name)):
-                continue
-            if not any(same(value, allowed) for allowed in only.get(name, ())):
-                raise NotImplementedError(f"config.json: vision_config.{name} = {shown(value)} is not implemented")
-
     def check(self) -> None:
-        """Raises ValueError if fields contradict each other."""
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 "config.json: vision_config.hidden_size must be a multiple of num_attention_heads; got "

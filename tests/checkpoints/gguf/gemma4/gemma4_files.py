@@ -93,7 +93,7 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(ropes["full_attention"]["rope_theta"])
     writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    if config["num_experts"]:
+    if config.get("num_experts"):
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config["top_k_experts"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])

@@ -11,7 +11,7 @@ from pace.llm import LLMModel
 from pace.llm.loading.options import LoadOptions
 from pace.server.fingerprint import fingerprint
 from tests.checkpoints.gguf.files import write_gguf
-from tests.checkpoints.gguf.mmproj_files import save_pair
+from tests.checkpoints.gguf.projectors.qwen_files import save_pair
 from tests.llm.models.variants import save_tiny
 
 SMALL = {"progress": False, "kv_cache_bytes": "4MiB", "weights_cache": False, "num_threads": 1}

@@ -15,11 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.checkpoints.gguf.files import stored, write_gguf
+from tests.checkpoints.gguf.hybrids.hybrid_files import write_hybrid
+from tests.checkpoints.gguf.projectors.checkpoints import save_text
 from tests.llm.models.towers import hearing, omni, seeing
 
 PROJECTORS = {
     "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger", "qwen3_vl": "qwen3vl_merger",
-    "qwen3_vl_moe": "qwen3vl_merger",
+    "qwen3_vl_moe": "qwen3vl_merger", "qwen3_5": "qwen3vl_merger", "qwen3_5_moe": "qwen3vl_merger",
 }  # fmt: skip
 """Projector types by model_type."""
 TEXT: dict[str, Any] = {"max_position_embeddings": 2048}
@@ -78,7 +80,11 @@ def save_pair(folder: Path, model_type: str, types: str = "F32", add: Change = l
         seeing.save_seeing(hub, model_type, TEXT | more, CHANGED.get(model_type))
     round_convolutions(hub)
     marks = MARKS_OF_ASR if model_type == "qwen3_asr" else MARKS
-    write_gguf(hub, model, add=lambda writer: (add_vocabulary(writer, marks), add_deepstack(writer, model_type)))
+    is_hybrid = model_type.startswith("qwen3_5")
+    if is_hybrid:
+        save_text(hub, folder / "text")
+    write, text = (write_hybrid, folder / "text") if is_hybrid else (write_gguf, hub)
+    write(text, model, add=lambda writer: (add_vocabulary(writer, marks), add_deepstack(writer, model_type)))
     write_mmproj(hub, mmproj, types, add)
     return hub, model, mmproj
 
@@ -182,7 +188,7 @@ def add_vision(writer: gguf.GGUFWriter, vision: dict[str, Any], model_type: str)
     if is_qwen3:
         writer.add_bool("clip.use_gelu", True)
         writer.add_uint32("clip.vision.spatial_merge_size", vision["spatial_merge_size"])
-        flags = [layer in vision["deepstack_visual_indexes"] for layer in range(vision["depth"])]
+        flags = [layer in vision.get("deepstack_visual_indexes", ()) for layer in range(vision["depth"])]
         writer.add_array("clip.vision.is_deepstack_layers", flags)
     if model_type == "qwen2_5_vl":
         writer.add_bool("clip.use_silu", True)

@@ -1,0 +1,107 @@
+"""The images of Gemma 4 12B, which has no vision tower: a patch of 48 x 48 pixels becomes a row by two products.
+
+Source: `modeling_gemma4_unified.py` of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pace.batch import ForwardBatch
+from pace.llm.layers import FloatLinear, LayerNorm, TensorSource, UnitNorm, Vectors
+from pace.llm.layers.rotary import Angles
+from pace.llm.models.model_config import count, number
+from pace.llm.models.towers.gemma4_vision import CHANNELS, INPUT_NAMES, blank_image, places, read_grids
+from pace.llm.models.towers.tower import RunSlice, Slice, Tower, rows_batch
+from pace.llm.models.towers.vision_config import MAX_SIZE, VisionConfig
+from pace.media.media import Media
+from pace.ops.protocol import ForwardOps
+
+EPS = 1e-5
+"""Added to the variance in the layer norms; it is not in the config."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4UnifiedVisionConfig(VisionConfig):
+    """Fields of `vision_config` in config.json."""
+
+    model_types: ClassVar[tuple[str, ...]] = ("gemma4_unified_vision",)
+    without_effect: ClassVar[frozenset[str]] = frozenset({"default_output_length", "model_patch_size"})
+
+    patch_size: int = count(16, 512)
+    pooling_kernel_size: int = count(3, 64)
+    """The side of a patch is a multiple of `patch_size` by this."""
+    mm_embed_dim: int = count(3840, MAX_SIZE)
+    mm_posemb_size: int = count(1120, MAX_SIZE)
+    """Number of positions of each axis."""
+    rms_norm_eps: float = number(1e-6, 0.0, 1.0)
+    output_proj_dims: int = count(3840, MAX_SIZE)
+
+    def check(self) -> None:
+        if self.output_proj_dims != self.mm_embed_dim:
+            raise ValueError(
+                "config.json: vision_config.output_proj_dims must be mm_embed_dim; got "
+                f"{self.output_proj_dims} and {self.mm_embed_dim}"
+            )
+
+    @property
+    def patch_elements(self) -> int:
+        return CHANNELS * (self.patch_size * self.pooling_kernel_size) ** 2
+
+
+class PatchRows(Slice):
+    """Rows for the text model of patches and of their positions. Given rows are both, one after the other."""
+
+    def __init__(self, config: Gemma4UnifiedVisionConfig, width: int):
+        name, size, k = "embed_vision", config.mm_embed_dim, config.patch_elements
+        self.patch_norm = LayerNorm(f"{name}.patch_ln1", k, EPS)
+        self.embedding = FloatLinear({f"{name}.patch_dense": size}, k, True)
+        self.embedding_norm = LayerNorm(f"{name}.patch_ln2", size, EPS)
+        self.position_norm = LayerNorm(f"{name}.pos_norm", size, EPS)
+        self.norm = UnitNorm(size, config.rms_norm_eps)
+        self.projection = FloatLinear({f"{name}.multimodal_embedder.embedding_projection": width}, size)
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        rows, k, size = batch.given.rows, self.embedding.k, self.embedding.n
+        x = self.embedding(ops, self.patch_norm(ops, ops.given_rows(rows[:, :k])))
+        x = self.embedding_norm(ops, x) + ops.given_rows(rows[:, k : k + size])
+        return self.projection(ops, self.norm(ops, self.position_norm(ops, x)))
+
+
+class Gemma4UnifiedTower(Tower):
+    """Every patch is a row of its own, with learned positions of its column and its row."""
+
+    kind = "image"
+    prefix = "embed_vision."
+    input_names = INPUT_NAMES
+
+    def __init__(self, config: Gemma4UnifiedVisionConfig, width: int, placeholder: int):
+        """`width`: the text's hidden_size."""
+        self.config = config
+        self.width = width
+        self.placeholder = placeholder
+        shape = config.mm_posemb_size, 2, config.mm_embed_dim
+        table = f"{self.prefix}pos_embedding"
+        self.positions = Vectors({table: 2 * shape[0] * shape[2]}, {table: TensorSource(shape)})
+        self.rows = PatchRows(config, width)
+
+    def encode(self, media: Media, run: RunSlice) -> Generator[None, None, Tensor]:
+        table = self.positions.values.view(-1, 2, self.config.mm_embed_dim)
+        columns, rows = places(media)
+        positions = table[columns, 0] + table[rows, 1]
+        patches = torch.cat([torch.from_numpy(media.features), positions], 1)
+        yield from ()
+        return run(self.rows, rows_batch(patches), ())
+
+    def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
+        config = self.config
+        return read_grids(inputs, config.patch_elements, 1, config.mm_posemb_size)
+
+    def blank(self, num_tokens: int) -> Media:
+        """An image of zeros, nearly a square, with at most this number of tokens."""
+        return blank_image(num_tokens, self.config.patch_elements, 1)

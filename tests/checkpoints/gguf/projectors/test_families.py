@@ -1,0 +1,186 @@
+"""mmproj files of families other than Qwen's: a pair with the GGUF file of a model gives the rows and texts of the
+checkpoint that both come from."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("gguf", reason="the gguf package is not installed")
+pytest.importorskip("transformers")
+
+from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
+from pace.checkpoints.gguf.file import GgufFile
+from pace.llm.processors.prompts import MediaPart
+from pace.llm.processors.registry import make_processors
+from pace.ops.weight_layout import WeightLayout
+from tests.checkpoints.gguf.projectors.files import FAMILIES, STATISTICS, save_pair
+from tests.checkpoints.gguf.projectors.test_qwen import load
+from tests.checkpoints.gguf.test_refusals import drop, put
+from tests.llm.models.towers.seeing import results, run_to_end
+from tests.llm.processors.chatting import picture
+from tests.plugins.tiers import sample
+
+ALL = sorted(FAMILIES)
+
+
+IMAGE = picture(40, 24)
+
+
+def rows_of(model, media) -> torch.Tensor:
+    return run_to_end(model._engine.model.encode(media))
+
+
+def tokens_of(model, text: str) -> list[int]:
+    """Ids of a prompt with one image."""
+    return model._generator.encoder.encode(text, [MediaPart("image", IMAGE)], model.tokenizer).tokens
+
+
+@pytest.mark.parametrize("family", sample(ALL, always=lambda family: family in ("gemma4_unified", "mistral3")))
+def test_rows_and_texts_are_those_of_the_checkpoint(family, tmp_path, caplog):
+    hub, path, mmproj = save_pair(tmp_path, family)
+    with load(hub) as expected, caplog.at_level(logging.WARNING, "pace"), load(path, mmproj=mmproj) as model:
+        assert type(model._model) is type(expected._model)
+        processor = model._generator.encoder.all.image
+        media = processor.prepare(IMAGE)
+        rows = rows_of(model, media)
+        assert len(rows) == media.num_tokens and torch.equal(rows, rows_of(expected, media))
+        text = f"ab{processor.placeholder}xyz"
+        found = model.generate({"prompt": text, "images": [IMAGE]}, max_new_tokens=12, logprobs=0)
+        inputs = {"input_ids": torch.tensor([tokens_of(model, text)]), **model.processor(images=[IMAGE])}
+        same = expected.generate(inputs, max_new_tokens=12, logprobs=0)
+        assert results(found) == results(same)
+    assert "ignored" not in caplog.text and "mmproj" not in caplog.text
+
+
+@pytest.mark.parametrize("types", ["F16", pytest.param("BF16", marks=pytest.mark.rotates), "Q8_0"])
+def test_other_types_of_weights(types, tmp_path):
+    """The tiny weights are numbers of bfloat16, which F16 and BF16 hold. Q8_0 stays as it is stored, with the rows of
+    queries and keys in the Hub's order."""
+    wide = {"vision_config": {"hidden_size": 64, "intermediate_size": 96}}
+    hub, path, mmproj = save_pair(tmp_path, "mistral3", types, **wide)
+    with GgufCheckpoint(path) as reader:
+        reader.add_towers(mmproj)
+        stored = {"F16": torch.float16, "BF16": torch.bfloat16, "Q8_0": WeightLayout("int8", 32)}[types]
+        assert reader.tensors["vision_tower.transformer.layers.0.attention.q_proj.weight"].dtype == stored
+    with load(hub) as exact, load(path) as model:
+        media = model._generator.encoder.all.image.prepare(IMAGE)
+        found, expected = rows_of(model, media), rows_of(exact, media)
+    error = (found - expected).abs().max() / expected.abs().max()
+    # Steps of 1/127 in each of 3 blocks and 3 matrices after them. Rows in another order give more than 0.5.
+    assert 0 < error < 6 * 2 / 127 if types == "Q8_0" else error < 1e-6, error
+
+
+def test_settings_of_processors(tmp_path):
+    """They come from the file, and from the family's published checkpoints."""
+    for family, wanted in {
+        "gemma3": {"size": 32, "mm_tokens_per_image": 4},
+        "idefics3": {"size": 96, "max_image_size": 32},
+        "internvl": {"size": 32, "max_patches": 6},
+        "lfm2_vl": {"encoder_patch_size": 4, "min_image_tokens": 64, "max_image_tokens": 256},
+        "llava": {"size": 32, "crop_size": (32, 32)},
+        "mistral3": {"size": (32, 32), "patch": 4, "merge": 2},
+        "paddleocr_vl": {"min_pixels": 64, "max_pixels": 4096, "merge_size": 2},
+    }.items():
+        _, path, mmproj = save_pair(tmp_path / family, family)
+        with GgufCheckpoint(path) as reader:
+            reader.add_towers(mmproj)
+            towers = reader.towers
+        read = lambda section, towers=towers: (towers.settings[section], "file")
+        processor = make_processors(towers.config["architectures"][0], towers.config, read).image
+        assert {name: getattr(processor, name) for name in wanted} == wanted
+        assert (list(processor.image_mean), list(processor.image_std)) == STATISTICS
+
+
+def test_a_vocabulary_without_the_placeholder(tmp_path):
+    """The converter leaves out Gemma 3's. It takes the place of an unused token there; other families need theirs."""
+    _, path, _ = save_pair(tmp_path / "gemma3", "gemma3", placeholder="<unused7>")
+    with load(path) as model, load(path, media=False) as text:
+        assert model._model.towers[0].placeholder == 90
+        assert model.tokenizer("<image_soft_token>!")["input_ids"] == [90, 0]
+        assert model.tokenizer("<start_of_image>")["input_ids"] == text.tokenizer("<start_of_image>")["input_ids"]
+        assert text.tokenizer("<unused7>")["input_ids"] == [90]
+        tokens = tokens_of(model, "ab<start_of_image>")
+        assert tokens.count(90) == 4
+    _, path, mmproj = save_pair(tmp_path / "llava", "llava", placeholder="<unused7>")
+    with pytest.raises(ValueError, match="has no token <image> in its vocabulary"):
+        load(path, mmproj=mmproj)
+
+
+def test_epsilon_that_the_converter_makes_up(tmp_path):
+    """It writes 1e-5 where config.json of SmolVLM states nothing, whose default is 1e-6."""
+    epsilons = []
+    for value in (1e-5, 2e-5):
+        add = put("clip.vision.attention.layer_norm_epsilon", value, "float32")
+        _, path, mmproj = save_pair(tmp_path / str(value), "idefics3", add=add)
+        with GgufCheckpoint(path) as reader:
+            reader.add_towers(mmproj)
+            epsilons.append(reader.config["vision_config"]["layer_norm_eps"])
+    assert epsilons == [1e-6, 2e-5]
+
+
+def add_sound(writer) -> None:
+    """Adds a tower for sound, such as files of Gemma 4 E2B have."""
+    writer.add_bool("clip.has_audio_encoder", True)
+    writer.add_string("clip.audio.projector_type", "gemma4a")
+    writer.add_uint32("clip.audio.projection_dim", 32)
+    writer.add_tensor("a.conv1d.0.weight", np.ones((2, 3), np.float32))
+    writer.add_tensor("mm.a.input_projection.weight", np.ones((2, 3), np.float32))
+
+
+def test_sound_of_gemma_4_is_left_out(tmp_path, caplog):
+    _, path, _ = save_pair(tmp_path, "gemma4", add=add_sound)
+    with caplog.at_level(logging.WARNING, "pace"), load(path) as model:
+        assert [tower.kind for tower in model._model.towers] == ["image"]
+    assert "the tower for sound is not implemented for Gemma 4, and left out" in caplog.text
+
+
+WRONG = [
+    ("gemma3", drop("clip.vision.image_size"), ValueError, "has no clip.vision.image_size"),
+    ("gemma3", put("clip.vision.projection_dim", 64, "uint32"), ValueError, "its rows have 64 numbers"),
+    ("gemma3", put("clip.projector_type", "idefics3", "string"), ValueError,
+     "has idefics3, and does not belong to .*'gemma3'"),
+    ("llava", put("clip.vision.feature_layer", [1, 2], "array"), NotImplementedError, r"feature_layer = \[1, 2\]"),
+    ("llava", put("clip.vision.image_grid_pinpoints", [1, 2], "array"), NotImplementedError, "LLaVA-NeXT has it"),
+    ("llava", lambda writer: writer.tensors[0].pop("mm.2.weight"), ValueError, "no tensor mm.2.weight"),
+    ("llava", lambda writer: writer.tensors[0].pop("v.class_embd"), ValueError, "no tensor v.class_embd"),
+    ("mistral3", put("clip.vision.attention.head_count", 5, "uint32"), ValueError, "head"),
+    ("paddleocr_vl", drop("clip.vision.image_max_pixels"), ValueError, "has no clip.vision.image_max_pixels"),
+    ("gemma4", lambda writer: writer.tensors[0].pop("v.blk.0.attn_q.weight"), ValueError, "no tensor v.blk.0.attn_q"),
+]  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("family", "change", "error", "message"), WRONG)
+def test_what_a_file_must_not_say(family, change, error, message, tmp_path):
+    _, path, mmproj = save_pair(tmp_path, family, add=change)
+    with pytest.raises(error, match=message) as raised:
+        load(path, mmproj=mmproj)
+    assert str(mmproj) in str(raised.value)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ALL)
+def test_damaged_bytes_give_one_clear_error_or_run(family, tmp_path):
+    """Random changes to the header."""
+    _, path, mmproj = save_pair(tmp_path, family)
+    content, damaged = mmproj.read_bytes(), tmp_path / "damaged.gguf"
+    end = min(tensor.begin for tensor in GgufFile(mmproj).tensors.values())
+    chance, failed = np.random.default_rng(0), 0
+    for _ in range(60):
+        data = bytearray(content)
+        for at in chance.integers(4, end, 3):
+            data[at] = chance.integers(256)
+        damaged.write_bytes(data)
+        try:
+            with GgufCheckpoint(path) as reader:
+                reader.add_towers(damaged)
+                for name in reader.towers.tensors:
+                    reader.read(name)
+        except (ValueError, NotImplementedError) as error:
+            assert "damaged.gguf" in str(error), error
+            failed += 1
+    assert failed > 20

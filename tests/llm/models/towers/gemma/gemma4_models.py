@@ -1,0 +1,141 @@
+"""Tiny random Gemma 4 models that take images, in transformers and here, and the inputs that a processor would make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.llm.models.families.gemma4_variants import EXPERTS, GEMMA4_BASE, KEYS, LARGE
+from tests.llm.models.variants import SIZES, randomise, save_pretrained
+
+IMAGE, BEGIN, END, PAD = 90, 92, 93, 5
+"""Ids of the placeholder, of the tokens before and after an image, and of the token whose embeddings its rows have."""
+SIDE = 2
+"""Side of the square of patches that becomes one token."""
+PATCH = 4
+P = 160
+"""Patches of the arrays of an image; the rest is padding."""
+LONG = {"max_position_embeddings": 600, "eos_token_id": None, "pad_token_id": PAD}
+VISION: dict[str, Any] = {
+    "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 12, "pooling_kernel_size": SIDE, "patch_size": PATCH,
+    "position_embedding_size": 40, "rope_parameters": {"rope_type": "axial", "rope_theta": 50.0},
+}  # fmt: skip
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "e2b": ("gemma4", {**SIZES, **GEMMA4_BASE["gemma4_text"], **LONG}, VISION | {"use_clipped_linears": True}),
+    "26b": (
+        "gemma4",
+        {**SIZES, **GEMMA4_BASE["gemma4_text"], **LARGE, **KEYS, **EXPERTS, **LONG, "sliding_window": 6,
+         "use_bidirectional_attention": "vision"},
+        VISION | {"standardize": True},
+    ),
+    "12b": (
+        "gemma4_unified",
+        {**SIZES, **GEMMA4_BASE["gemma4_unified_text"], **LONG, "sliding_window": 6,
+         "use_bidirectional_attention": "vision"},
+        {"patch_size": PATCH, "pooling_kernel_size": SIDE, "mm_embed_dim": 20, "mm_posemb_size": 24,
+         "output_proj_dims": 20},
+    ),
+}  # fmt: skip
+"""model_type, fields of `text_config` and of `vision_config`. Images have more tokens than the windows."""
+
+
+def save_gemma4(
+    folder: Path,
+    name: str,
+    text: dict[str, Any] | None = None,
+    vision: dict[str, Any] | None = None,
+    ids: dict[str, int] | None = None,
+) -> torch.nn.Module:
+    """Saves a tiny random model in float32, and returns it. Fields replace those of `MODELS`."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    model_type, of_text, of_vision = MODELS[name]
+    ids = {"image_token_id": IMAGE, "video_token_id": 91, "audio_token_id": 94, "boi_token_id": BEGIN} | (ids or {})
+    config = AutoConfig.for_model(
+        model_type, text_config=of_text | (text or {}), vision_config=of_vision | (vision or {}), audio_config=None,
+        eoi_token_id=END, **ids,
+    )  # fmt: skip
+    torch.manual_seed(sum(map(ord, name)))
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    randomise(model, model_type)
+    randomise_tower(model)
+    save_pretrained(model, folder)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@torch.no_grad()
+def randomise_tower(model: torch.nn.Module) -> None:
+    """Positions of about the size of patches, limits that some rows reach, and shifts of pooled rows."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(("position_embedding_table", "pos_embedding")):
+            parameter.copy_(parameter.normal_(0.0, 0.5).bfloat16())
+    for name, buffer in model.named_buffers():
+        if name.endswith(("_min", "_max")):
+            low, high = ((0.5, 1.5), (0.8, 2.0))["input" in name]
+            value = torch.empty(()).uniform_(low, high) * (-1 if name.endswith("_min") else 1)
+            if ".0." in name and "input" in name:  # all products of a layer have the same, as most checkpoints
+                value = torch.tensor(-1.0 if name.endswith("_min") else 1.25)
+            if ".1." in name and "gate" in name:
+                value = torch.tensor(-torch.inf if name.endswith("_min") else torch.inf)
+            buffer.copy_(value.bfloat16())
+        if name.endswith(("std_bias", "std_scale")):
+            buffer.copy_(buffer.normal_(1.0, 0.3).bfloat16())
+
+
+def arrays(grids: list[tuple[int, int]], seed: int, merged: bool) -> dict[str, Tensor]:
+    """The arrays of images, whose grids are rows and columns of tokens. With `merged`, a token is one patch."""
+    side, size = (1, PATCH * SIDE) if merged else (SIDE, PATCH)
+    generator, k, count = torch.Generator().manual_seed(seed), 3 * size**2, P // SIDE**2 * side**2
+    values = torch.zeros(len(grids), count, k)
+    places = torch.full((len(grids), count, 2), -1)
+    for image, (rows, columns) in enumerate(grids):
+        number = rows * columns * side**2
+        values[image, :number] = torch.rand(number, k, generator=generator)
+        at = torch.arange(number)
+        places[image, :number] = torch.stack([at % (columns * side), at // (columns * side)], 1)
+    return {"pixel_values": values, "image_position_ids": places}
+
+
+def prompt_of(grids: list[tuple[int, int]], seed: int) -> list[int]:
+    """Random text with images in it."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def text(count: int) -> list[int]:
+        return torch.randint(6, 89, (count,), generator=generator).tolist()
+
+    tokens = text(seed % 2 * 5)
+    for number, (rows, columns) in enumerate(grids):
+        tokens += [BEGIN, *[IMAGE] * (rows * columns), END, *text(7 * (number % 2))]
+    return tokens + text(4)
+
+
+def inputs_of(rows: list[list[tuple[int, int]]], name: str, seed: int = 0) -> dict[str, Tensor]:
+    """What a processor makes of a batch of prompts with images, padded on the left. `rows`: the grids of each."""
+    prompts = [prompt_of(grids, seed + index) for index, grids in enumerate(rows)]
+    width = max(map(len, prompts))
+    ids = torch.tensor([[PAD] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    inputs = {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": (ids == IMAGE).int()}
+    if grids := [grid for row in rows for grid in row]:
+        inputs |= arrays(grids, seed, name == "12b")
+    return inputs
+
+
+def together(each: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Prompts of `inputs_of` as one batch."""
+    width = max(inputs["input_ids"].shape[1] for inputs in each)
+    fills = {"input_ids": PAD, "attention_mask": 0, "mm_token_type_ids": 0}
+    batch = {
+        name: torch.cat(
+            [torch.nn.functional.pad(one[name], (width - one[name].shape[1], 0), value=fill) for one in each]
+        )
+        for name, fill in fills.items()
+    }
+    for name in ("pixel_values", "image_position_ids"):
+        batch[name] = torch.cat([one[name] for one in each if name in one])
+    return batch

@@ -1,0 +1,237 @@
+"""Gemma 4 with images: rows of its towers and greedy text are those of transformers, with every way of running it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from pace.llm import LLMModel, PromptLookupConfig
+from pace.llm.models.model_list import read_config
+from pace.llm.runners.eager import EagerRunner
+from pace.llm.runners.program import ProgramRunner
+from tests.llm.models.towers.gemma.gemma4_models import MODELS, P, arrays, inputs_of, save_gemma4, together
+from tests.llm.models.towers.seeing import results, run_to_end
+from tests.plugins.tiers import sample
+from tests.support import TensorDict, backend, backends
+
+pytest.importorskip("transformers")
+
+GRIDS = [(1, 1), (2, 8), (4, 3), (1, 16), (4, 4)]
+"""Rows and columns of tokens."""
+ROWS = [[(3, 4)], [], [(1, 2), (4, 4)], [(2, 2), (1, 9), (3, 5)]]
+NEW = 64
+BACKEND = "native" if "native" in backends() else "torch"
+BY_SIZE = sample(list(MODELS), lambda name: name == "e2b")
+
+
+def load(folder, **options) -> LLMModel:
+    return LLMModel(folder, **{"dtype": "float32", "progress": False, "backend": BACKEND, **options})
+
+
+def load_tower(folder, ops: str, dtype: torch.dtype = torch.float32):
+    from safetensors.torch import load_file
+
+    model_class, config = read_config(json.loads((folder / "config.json").read_text()), media=True)
+    model = model_class(config, dtype, backend(ops))
+    model.load_weights(TensorDict(load_file(folder / "model.safetensors")))
+    return model
+
+
+def rows_of(runner, given) -> list[torch.Tensor]:
+    return [run_to_end(runner.encode(media)) for media in runner.towers[0].read_inputs(given)]
+
+
+@torch.no_grad()
+def oracle_rows(oracle, given) -> list[torch.Tensor]:
+    values, places = given["pixel_values"].to(oracle.dtype), given["image_position_ids"]
+    return list(oracle.model.get_image_features(values, places, return_dict=True).pooler_output)
+
+
+@pytest.mark.parametrize(
+    "name, vision",
+    [
+        ("e2b", {}),
+        ("26b", {}),
+        ("26b", {"pooling_kernel_size": 4, "num_key_value_heads": 4, "hidden_activation": "silu"}),
+        ("12b", {}),
+    ],
+)
+def test_rows_are_those_of_transformers(name, vision, tmp_path) -> None:
+    """Sums of about 100 terms in 3 layers differ by a few rounding errors of the largest value."""
+    oracle = save_gemma4(tmp_path, name, vision=vision)
+    grids = GRIDS if not vision else [(2, 2), (2, 8), (4, 2)]
+    given = arrays(grids, 3, name == "12b")
+    expected = oracle_rows(oracle, given)
+    for ops in backends():
+        model = load_tower(tmp_path, ops)
+        ours = rows_of(EagerRunner(model), given)
+        for found, wanted in zip(ours, expected, strict=True):
+            assert found.shape == wanted.shape == (len(wanted), model.towers[0].width)
+            assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+        assert len({found.std().item() for found in ours}) == len(grids)
+        blank = model.towers[0].blank(11)
+        assert run_to_end(EagerRunner(model).encode(blank)).shape == (9, model.towers[0].width), "3 rows of 3"
+        if ops == "native":
+            program = ProgramRunner(model)
+            for found, wanted in zip(rows_of(program, given), ours, strict=True):
+                assert torch.equal(found, wanted), "the bits of single operations"
+            for image in (2, 0):
+                alone = {key: array[image : image + 1] for key, array in given.items()}
+                assert torch.equal(rows_of(program, alone)[0], ours[image]), "whatever was encoded before"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16_rows_are_as_near_as_those_of_transformers(name, tmp_path) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    given = arrays(GRIDS, 3, name == "12b")
+    exact = oracle_rows(save_gemma4(tmp_path, name), given)
+    usual = oracle_rows(AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.bfloat16).eval(), given)
+    for ops in backends():
+        for ours, theirs, wanted in zip(
+            rows_of(EagerRunner(load_tower(tmp_path, ops, torch.bfloat16)), given), usual, exact
+        ):
+            assert (ours - wanted).square().mean() <= (theirs.float() - wanted).square().mean()
+
+
+@torch.no_grad()
+def oracle_tokens(oracle, inputs, count: int = NEW) -> list[int]:
+    out = oracle.generate(**inputs, max_new_tokens=count, do_sample=False)
+    return out[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+@torch.no_grad()
+def check_first_logits(model, oracle, inputs) -> None:
+    """Log-probabilities of the token after a prompt. They move by 0.1 with what rows of an image see, and by 1e-5 with
+    rounding."""
+    ((first,),) = model.generate(**inputs, max_new_tokens=1, logprobs=20).logprobs
+    wanted = oracle.generate(
+        **inputs, max_new_tokens=1, do_sample=False, output_logits=True, return_dict_in_generate=True
+    ).logits[0][0].log_softmax(-1)  # fmt: skip
+    assert len(first.top) == 20
+    for token, value in first.top:
+        assert value == pytest.approx(float(wanted[token]), abs=2e-4)
+
+
+def run(model, inputs, count: int = NEW, **fields) -> list:
+    return results(model.generate(**inputs, max_new_tokens=count, logprobs=0, **fields))
+
+
+@pytest.mark.parametrize("name", BY_SIZE)
+def test_greedy_text_is_that_of_transformers(name, tmp_path) -> None:
+    """Alone, in a batch that is padded on the left, and with prompts cut into chunks: the same bits."""
+    oracle = save_gemma4(tmp_path, name)
+    each = [inputs_of([grids], name, index) for index, grids in enumerate(ROWS)]
+    with load(tmp_path, prefix_cache_bytes=0) as model:
+        alone = []
+        for inputs in each:
+            alone += run(model, inputs)
+            assert alone[-1][0] == oracle_tokens(oracle, inputs), len(alone)
+            check_first_logits(model, oracle, inputs)
+        assert len({tuple(tokens) for tokens, _ in alone}) == len(ROWS)
+        batch = together(each)
+        assert run(model, batch) == alone
+        for num_tokens in (7, 1):
+            model._engine.scheduler.max_tokens_per_step = num_tokens
+            assert run(model, batch) == alone
+    with load(tmp_path) as model:
+        for _ in range(2):
+            assert run(model, batch) == alone, "with prefixes"
+        assert model._engine.media.num_encoded == 6
+        scores = model.score([inputs["input_ids"][0].tolist() for inputs in each[1:2]])
+        assert len(scores) == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", MODELS)
+def test_every_way_to_run_it_gives_the_same_text(name, tmp_path) -> None:
+    save_gemma4(tmp_path, name)
+    batch = together([inputs_of([grids], name, index) for index, grids in enumerate(ROWS)])
+    with load(tmp_path) as model:
+        expected = run(model, batch, 12)
+    for runs_on in ("native-eager", "torch", "attention=torch") if BACKEND == "native" else ():
+        with load(tmp_path, backend=runs_on) as other:
+            found = run(other, batch, 12)
+        if runs_on == "native-eager":
+            assert found == expected
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected], runs_on
+    for options in (
+        {"kv_cache_type": "dynamic"},
+        {"num_threads": 1},
+        {"num_threads": 5},
+        {"spec_config": PromptLookupConfig()},
+    ):
+        with load(tmp_path, **options) as other:
+            assert run(other, batch, 12) == expected, options
+        from pace import _C
+
+        _C.set_num_threads(2)
+
+
+@pytest.mark.parametrize("name", BY_SIZE)
+def test_prefixes_that_end_within_an_image(name, tmp_path) -> None:
+    """The text after an image of three blocks differs, so that only its first two blocks are known. Where an image is
+    seen beyond windows, it is then computed as a whole."""
+    save_gemma4(tmp_path, name)
+    first = {**inputs_of([[(4, 8), (2, 2)]], name, 1)}
+    other = {**first, "input_ids": first["input_ids"].clone()}
+    other["input_ids"][0, -12] = 7
+    position = int((first["input_ids"] != other["input_ids"])[0].nonzero())
+    end = 6 + 32
+    assert end < position and position // 16 * 16 < end, "the block has both the end of the image and the change"
+    with load(tmp_path, prefix_cache_bytes=0) as fresh, load(tmp_path) as cached:
+        for inputs in (first, other, first):
+            output = cached.generate(**inputs, max_new_tokens=8, logprobs=0)
+            assert results(output) == run(fresh, inputs, 8)
+            if inputs is other:
+                assert output.metrics.num_reused_tokens == (0 if name == "12b" else 32)
+        cached._engine.check_idle()
+
+
+def test_text_alone_needs_no_tower(tmp_path) -> None:
+    save_gemma4(tmp_path, "e2b")
+    text = {"input_ids": torch.arange(6, 50)[None]}
+    with load(tmp_path, media=False) as plain, load(tmp_path) as model:
+        assert run(plain, text, 8) == run(model, text, 8)
+        assert plain.memory_report().weights.keys() | {"Gemma4VisionTower"} == model.memory_report().weights.keys()
+        with pytest.raises(ValueError, match="takes no image"):
+            plain.generate(**inputs_of([[(2, 2)]], "e2b"))
+
+
+def changed(**tensors):
+    return {**inputs_of([[(1, 2), (2, 2)]], "e2b"), **tensors}
+
+
+def places(*rows) -> torch.Tensor:
+    return torch.tensor(rows)[None]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"image_position_ids": None}, "image_position_ids is missing"),
+        ({"pixel_values": None}, "pixel_values is missing"),
+        ({"pixel_values": torch.zeros(2, P, 47)}, r"pixel_values must be floats \[images, P, 48\]"),
+        ({"pixel_values": torch.zeros(2, 60, 48)}, r"image_position_ids must be integers \[2, 60, 2\]"),
+        ({"image_position_ids": torch.zeros(2, P, 2)}, "must be integers"),
+        ({"image_position_ids": torch.zeros(2, P, 2).long()}, "image_position_ids of image 0 must be column and row"),
+        ({"image_position_ids": torch.full((2, P, 2), -1)}, "image_position_ids of image 0 must be column and row"),
+        ({"pixel_values_videos": torch.zeros(1)}, "video is not supported"),
+        ({"input_features": torch.zeros(1)}, "takes no sound"),
+    ],
+    ids=str,
+)
+def test_inputs_that_are_refused(fields, message, refusing) -> None:
+    with pytest.raises(ValueError, match=message):
+        refusing.generate(**{name: value for name, value in changed(**fields).items() if value is not None})
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("refusing")
+    save_gemma4(folder, "e2b")
+    with load(folder) as model:
+        yield model
