@@ -127,7 +127,8 @@ class BatchBuilder:
                     row = begin - placed.start + placed.first
                     rows.append(rows_of(span.sequence, placed.media)[row : row + stop - begin])
                     places.append(np.arange(begin, stop) + first - start)
-                    seen[first + begin - start, first + stop - start] = placed
+                    if placed.media.kind == "image":
+                        seen[first + begin - start, first + stop - start] = placed
             positions.append(self._model.angle_positions(media, start, end))
             first += end - start
         changes: dict[str, Any] = {}

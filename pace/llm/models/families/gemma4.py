@@ -38,7 +38,7 @@ from pace.llm.layers.rotary import Angles
 from pace.llm.models.families.gemma4_config import Gemma4Config, Gemma4UnifiedConfig
 from pace.llm.models.families.llama import LlamaForCausalLM, parts
 from pace.llm.models.takes_media import TakesMedia
-from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedTower
+from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedAudioTower, Gemma4UnifiedTower
 from pace.llm.models.towers.gemma4_vision import Gemma4VisionTower
 from pace.llm.models.towers.tower import Tower
 from pace.ops.protocol import ForwardOps, Ops
@@ -305,7 +305,7 @@ class TailLayers:
 
 
 class Gemma4UnifiedForConditionalGeneration(Gemma4ForConditionalGeneration):
-    """Gemma 4 12B with images; `Gemma4UnifiedForCausalLM` is the same model without them."""
+    """Gemma 4 12B with images and sound; `Gemma4UnifiedForCausalLM` is the same model without them."""
 
     Config = Gemma4UnifiedConfig
     Tower: ClassVar[type[Tower]] = Gemma4UnifiedTower
@@ -315,4 +315,10 @@ class Gemma4UnifiedForConditionalGeneration(Gemma4ForConditionalGeneration):
         "model.embed_vision.embedding_projection.": "embed_vision.multimodal_embedder.embedding_projection.",
         "embed_vision.embedding_projection.": "embed_vision.multimodal_embedder.embedding_projection.",
         "model.embed_vision.": "embed_vision.",
+        "model.embed_audio.": "embed_audio.",
     }
+
+    def __init__(self, config: Gemma4UnifiedConfig, dtype: torch.dtype, ops: Ops):
+        super().__init__(config, dtype, ops)
+        if config.audio is not None:
+            self.towers.append(Gemma4UnifiedAudioTower(config.audio, config.hidden_size, config.audio_token_id))

@@ -23,7 +23,7 @@ from pace.llm.models.model_config import (
 )
 from pace.llm.models.rope_config import fields_of_layers, read_rope
 from pace.llm.models.takes_media import TakesMediaConfig, read_token_id
-from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedVisionConfig
+from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedAudioConfig, Gemma4UnifiedVisionConfig
 from pace.llm.models.towers.gemma4_vision import Gemma4VisionConfig
 from pace.llm.models.towers.vision_config import VisionConfig
 from pace.naming import shown
@@ -275,12 +275,15 @@ class Gemma4Config(TakesMediaConfig, WindowedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4UnifiedConfig(Gemma4Config):
-    """The 12B: no embeddings for layers, and no experts."""
+    """The 12B: no embeddings for layers, and no experts. It also takes sound."""
 
     max_position_embeddings: int = count(262144, MAX_POSITIONS)
     sliding_window: int | None = count(1024, MAX_POSITIONS)
     hidden_size_per_layer_input: int = count(0, minimum=0)
     use_bidirectional_attention: str | None = sight("vision")
+    audio: Gemma4UnifiedAudioConfig | None = None
+    """How it takes sound; None for not at all."""
+    audio_token_id: int = -1
 
     Vision: ClassVar[type[VisionConfig]] = Gemma4UnifiedVisionConfig
     sees_beyond_windows: ClassVar[bool] = True
@@ -288,3 +291,10 @@ class Gemma4UnifiedConfig(Gemma4Config):
         "hidden_size_per_layer_input": (None, 0),
         "enable_moe_block": (None, False),
     }
+
+    def read_media(self, raw: dict[str, Any]) -> Any:
+        config = super().read_media(raw)
+        if raw.get("audio_config") is None:
+            return config
+        placeholder = read_token_id(raw, ("audio_token_id",), 258881)
+        return replace(config, audio=Gemma4UnifiedAudioConfig.read(raw["audio_config"]), audio_token_id=placeholder)

@@ -11,7 +11,17 @@ from pace.llm import LLMModel, PromptLookupConfig
 from pace.llm.models.model_list import read_config
 from pace.llm.runners.eager import EagerRunner
 from pace.llm.runners.program import ProgramRunner
-from tests.llm.models.towers.gemma.gemma4_models import MODELS, P, arrays, inputs_of, save_gemma4, together
+from tests.llm.models.towers.gemma.gemma4_models import (
+    IMAGE,
+    MODELS,
+    SAMPLES,
+    SOUND,
+    P,
+    arrays,
+    inputs_of,
+    save_gemma4,
+    together,
+)
 from tests.llm.models.towers.seeing import results, run_to_end
 from tests.plugins.tiers import sample
 from tests.support import TensorDict, backend, backends
@@ -199,6 +209,39 @@ def test_text_alone_needs_no_tower(tmp_path) -> None:
         assert plain.memory_report().weights.keys() | {"Gemma4VisionTower"} == model.memory_report().weights.keys()
         with pytest.raises(ValueError, match="takes no image"):
             plain.generate(**inputs_of([[(2, 2)]], "e2b"))
+
+
+def test_sound_and_images_in_a_prompt(tmp_path) -> None:
+    """Only the 12B takes sound. Rows of a clip see those before them."""
+    oracle = save_gemma4(tmp_path, "12b")
+    given = inputs_of([[(3, 4)]], "12b", 2)
+    frames = torch.randn(2, 9, SAMPLES, generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(9) < torch.tensor([[9], [5]])
+    for sounds in ([9, 5], [5]):
+        clips = [token for count in sounds for token in (7, *[SOUND] * count, 8)]
+        ids = torch.tensor([[*clips[:11], *given["input_ids"][0].tolist(), *clips[11:]]])
+        inputs = {
+            **given,
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "mm_token_type_ids": (ids == IMAGE).int() + 3 * (ids == SOUND).int(),
+            "input_features": frames[-len(sounds) :] * mask[-len(sounds) :, :, None],
+            "input_features_mask": mask[-len(sounds) :],
+        }
+        with load(tmp_path) as model:
+            assert [type(tower).__name__ for tower in model._engine.model.towers] == [
+                "Gemma4UnifiedTower",
+                "Gemma4UnifiedAudioTower",
+            ]
+            ((tokens, _),) = first = run(model, inputs)
+            assert tokens == oracle_tokens(oracle, inputs)
+            check_first_logits(model, oracle, inputs)
+            model._engine.scheduler.max_tokens_per_step = 3
+            assert run(model, inputs) == first
+            with pytest.raises(ValueError, match=r"input_features must be floats \[clips, frames, 16\]"):
+                model.generate(**{**inputs, "input_features": torch.zeros(1, 9, 15)})
+            with pytest.raises(ValueError, match="input_features_mask of clip 0 has no ones"):
+                model.generate(**{**inputs, "input_features_mask": torch.zeros_like(inputs["input_features_mask"])})
 
 
 def changed(**tensors):
