@@ -38,6 +38,7 @@ from pace.llm.layers.rotary import Angles
 from pace.llm.models.families.gemma4_config import Gemma4Config, Gemma4UnifiedConfig
 from pace.llm.models.families.llama import LlamaForCausalLM, parts
 from pace.llm.models.takes_media import TakesMedia
+from pace.llm.models.towers.gemma4_audio import Gemma4AudioTower
 from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedAudioTower, Gemma4UnifiedTower
 from pace.llm.models.towers.gemma4_vision import Gemma4VisionTower
 from pace.llm.models.towers.tower import Tower
@@ -160,14 +161,18 @@ TEXT_PREFIXES = {
 
 
 class Gemma4ForConditionalGeneration(TakesMedia, LlamaForCausalLM):
-    """Gemma 4 with images; `Gemma4ForCausalLM` is the same model without a tower."""
+    """Gemma 4 with images and sound; `Gemma4ForCausalLM` is the same model without towers."""
 
     Config = Gemma4Config
     Tower: ClassVar[type[Tower]] = Gemma4VisionTower
+    AudioTower: ClassVar[type[Tower]] = Gemma4AudioTower
     text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES | {
         "model.vision_tower.": "vision_tower.",
         "model.embed_vision.": "vision_tower.embed_vision.",
         "embed_vision.": "vision_tower.embed_vision.",
+        "model.audio_tower.": "audio_tower.",
+        "model.embed_audio.": "audio_tower.embed_audio.",
+        "embed_audio.": "audio_tower.embed_audio.",
     }
     other_parts = tuple(
         f"{prefix}{part}."
@@ -183,6 +188,8 @@ class Gemma4ForConditionalGeneration(TakesMedia, LlamaForCausalLM):
         self.media_token = config.media_token
         if config.vision is not None:
             self.towers = [self.Tower(config.vision, config.hidden_size, config.image_token_id)]
+        if config.audio is not None:
+            self.towers.append(self.AudioTower(config.audio, config.hidden_size, config.audio_token_id))
 
     def ignored(self) -> Iterator[str]:
         """Adds tensors that make keys and values in layers that share those of another layer."""
@@ -309,6 +316,7 @@ class Gemma4UnifiedForConditionalGeneration(Gemma4ForConditionalGeneration):
 
     Config = Gemma4UnifiedConfig
     Tower: ClassVar[type[Tower]] = Gemma4UnifiedTower
+    AudioTower: ClassVar[type[Tower]] = Gemma4UnifiedAudioTower
     text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES | {
         "model.vision_embedder.": "embed_vision.",
         "vision_embedder.": "embed_vision.",
@@ -317,8 +325,3 @@ class Gemma4UnifiedForConditionalGeneration(Gemma4ForConditionalGeneration):
         "model.embed_vision.": "embed_vision.",
         "model.embed_audio.": "embed_audio.",
     }
-
-    def __init__(self, config: Gemma4UnifiedConfig, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        if config.audio is not None:
-            self.towers.append(Gemma4UnifiedAudioTower(config.audio, config.hidden_size, config.audio_token_id))

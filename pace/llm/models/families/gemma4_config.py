@@ -23,6 +23,7 @@ from pace.llm.models.model_config import (
 )
 from pace.llm.models.rope_config import fields_of_layers, read_rope
 from pace.llm.models.takes_media import TakesMediaConfig, read_token_id
+from pace.llm.models.towers.gemma4_audio import Gemma4AudioConfig
 from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedAudioConfig, Gemma4UnifiedVisionConfig
 from pace.llm.models.towers.gemma4_vision import Gemma4VisionConfig
 from pace.llm.models.towers.vision_config import VisionConfig
@@ -123,9 +124,13 @@ class Gemma4Config(TakesMediaConfig, WindowedConfig):
     local_rope: RopeConfig | None = None
     """Rotation of the layers with a window."""
     media_token: int = 0
-    """Token whose embeddings for layers the rows of images have."""
+    """Token whose embeddings for layers rows of media have."""
+    audio: Any = None
+    """Config of the tower for sound; None for no sound."""
+    audio_token_id: int = -1
 
     Vision: ClassVar[type[VisionConfig]] = Gemma4VisionConfig
+    Audio: ClassVar[type[VisionConfig]] = Gemma4AudioConfig
     sees_beyond_windows: ClassVar[bool] = False
     """True if rows of an image that see each other do so in all layers, and beyond windows. Otherwise, it is within the
     windows of layers that have one."""
@@ -137,12 +142,14 @@ class Gemma4Config(TakesMediaConfig, WindowedConfig):
     )  # fmt: skip
 
     def read_media(self, raw: dict[str, Any]) -> Any:
-        text = raw.get("text_config") or {}
+        text, audio = raw.get("text_config") or {}, raw.get("audio_config")
         return replace(
             self,
             vision=self.Vision.read(raw["vision_config"]),
             image_token_id=read_token_id(raw, ("image_token_id",), 258880),
             media_token=read_token_id(text, ("pad_token_id",), 0),
+            audio=None if audio is None else self.Audio.read(audio),
+            audio_token_id=read_token_id(raw, ("audio_token_id",), 258881),
         )
 
     @property
@@ -275,26 +282,17 @@ class Gemma4Config(TakesMediaConfig, WindowedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4UnifiedConfig(Gemma4Config):
-    """The 12B: no embeddings for layers, and no experts. It also takes sound."""
+    """The 12B: no embeddings for layers, and no experts."""
 
     max_position_embeddings: int = count(262144, MAX_POSITIONS)
     sliding_window: int | None = count(1024, MAX_POSITIONS)
     hidden_size_per_layer_input: int = count(0, minimum=0)
     use_bidirectional_attention: str | None = sight("vision")
-    audio: Gemma4UnifiedAudioConfig | None = None
-    """How it takes sound; None for not at all."""
-    audio_token_id: int = -1
 
     Vision: ClassVar[type[VisionConfig]] = Gemma4UnifiedVisionConfig
+    Audio: ClassVar[type[VisionConfig]] = Gemma4UnifiedAudioConfig
     sees_beyond_windows: ClassVar[bool] = True
     without_effect: ClassVar[dict[str, tuple]] = {
         "hidden_size_per_layer_input": (None, 0),
         "enable_moe_block": (None, False),
     }
-
-    def read_media(self, raw: dict[str, Any]) -> Any:
-        config = super().read_media(raw)
-        if raw.get("audio_config") is None:
-            return config
-        placeholder = read_token_id(raw, ("audio_token_id",), 258881)
-        return replace(config, audio=Gemma4UnifiedAudioConfig.read(raw["audio_config"]), audio_token_id=placeholder)

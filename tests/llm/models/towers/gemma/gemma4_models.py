@@ -16,6 +16,14 @@ IMAGE, BEGIN, END, SOUND, PAD = 90, 92, 93, 94, 5
 embeddings rows of media have."""
 SAMPLES = 16
 """Samples of a token of sound."""
+AUDIO: dict[str, dict[str, Any]] = {
+    "12b": {"audio_embed_dim": SAMPLES},
+    "e2b": {
+        "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "subsampling_conv_channels": [16, 6],
+        "attention_chunk_size": 4, "attention_context_left": 6, "output_proj_dims": 20,
+    },
+}  # fmt: skip
+"""Fields of `audio_config`."""
 SIDE = 2
 """Side of the square of patches that becomes one token."""
 PATCH = 4
@@ -60,7 +68,7 @@ def save_gemma4(
     ids = {"image_token_id": IMAGE, "video_token_id": 91, "audio_token_id": SOUND, "boi_token_id": BEGIN} | (ids or {})
     config = AutoConfig.for_model(
         model_type, text_config=of_text | (text or {}), vision_config=of_vision | (vision or {}), eoi_token_id=END,
-        audio_config={"audio_embed_dim": SAMPLES} if name == "12b" else None, **ids,
+        audio_config=AUDIO.get(name), **ids,
     )  # fmt: skip
     torch.manual_seed(sum(map(ord, name)))
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
