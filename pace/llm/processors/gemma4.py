@@ -1,5 +1,4 @@
-"""Images of Gemma 4, and sound of its 12B: `Gemma4ImageProcessor`, `Gemma4UnifiedImageProcessor` and
-`Gemma4UnifiedAudioFeatureExtractor` of transformers.
+"""Images of Gemma 4: `Gemma4ImageProcessor` and `Gemma4UnifiedImageProcessor` of transformers.
 
 An image is resized to the largest size of nearly its shape that has at most `max_soft_tokens` tokens. A token is a
 square of `patch_size * pooling_kernel_size` pixels. Tokens for its beginning and its end stand around them."""
@@ -19,13 +18,9 @@ from pace.llm.models.model_config import count, declared, flag
 from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedVisionConfig
 from pace.llm.models.towers.gemma4_vision import Gemma4VisionConfig
 from pace.llm.processors.image_processor import ImageProcessor, channels
-from pace.llm.processors.settings import read_settings
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError
-from pace.media.mel import SAMPLING_RATE
 from pace.media.patches import level_table, resize
-from pace.media.sound import SoundSource, open_sound
-from pace.naming import counted, shown
 
 BUDGETS = (70, 140, 280, 560, 1120)
 """Maximum numbers of tokens that the models are trained for."""
@@ -184,73 +179,6 @@ class Gemma4UnifiedImageProcessor(Gemma4ImageProcessor):
     @property
     def unit(self) -> int:
         return self.factor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gemma4UnifiedAudioProcessor:
-    """Processor of sound with the settings of one checkpoint. A clip is cut into frames of samples, each a token."""
-
-    kind: ClassVar[str] = "audio"
-    token: ClassVar[str] = "<|audio|>"
-    marker: ClassVar[str] = token
-    placeholder: ClassVar[str] = token
-    only: ClassVar[Mapping[str, tuple]] = {
-        "feature_extractor_type": ("Gemma4UnifiedAudioFeatureExtractor",),
-        "sampling_rate": (SAMPLING_RATE,),
-        "padding_value": (0.0, 0),
-    }
-    without_effect: ClassVar[frozenset[str]] = frozenset(
-        {"processor_class", "auto_map", "feature_size", "padding_side", "return_attention_mask"}
-    )
-
-    audio_samples_per_token: int = count(640)
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], file: str = "preprocessor_config.json") -> Self:
-        """Reads the settings of `raw`. Raises ValueError or NotImplementedError that names `file` and the field."""
-        return cls(**read_settings(cls, raw, file, cls.only, cls.without_effect))
-
-    def check_tower(self, audio_config: Any) -> None:
-        """Raises ValueError if frames are not those of the tower that config.json describes."""
-        size = audio_config.get("audio_embed_dim", 640) if isinstance(audio_config, dict) else 640
-        if size != self.audio_samples_per_token:
-            raise ValueError(
-                f"config.json: audio_config.audio_embed_dim = {shown(size)} contradicts the processor's settings, "
-                f"which have {self.audio_samples_per_token}"
-            )
-
-    def prepare(self, source: SoundSource, max_tokens: int | None = None) -> Media:
-        """Decodes a clip and cuts it into frames, float32 `[N, samples]`. Zeros fill the last one. Raises MediaError
-        for a clip that is broken, or has more than `max_tokens` tokens. Else it raises as `open_sound`."""
-        sound = open_sound(source, SAMPLING_RATE)
-        num_tokens = self._tokens(sound.num_samples(SAMPLING_RATE), max_tokens)
-        samples = sound.samples(SAMPLING_RATE)
-        digest = hashlib.sha256(f"{self!r} {len(samples)} ".encode())
-        digest.update(samples)
-        filled = np.pad(samples, (0, -len(samples) % self.audio_samples_per_token))
-        frames = filled.reshape(-1, self.audio_samples_per_token)
-        return Media("audio", frames, None, num_tokens, digest.digest())
-
-    def layout(self, source: SoundSource, max_tokens: int | None = None) -> Layout:
-        """The text of a clip, from its header alone. Raises as `prepare`."""
-        num_tokens = self._tokens(open_sound(source, SAMPLING_RATE).num_samples(SAMPLING_RATE), max_tokens)
-        return Layout(f"<|audio>{self.token * num_tokens}<audio|>", (num_tokens,))
-
-    def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
-        """`input_features` float32 `[clips, N, samples]`, and bool `[clips, N]` that is true for frames of the clip."""
-        longest = max(one.num_tokens for one in media)
-        features = np.zeros((len(media), longest, self.audio_samples_per_token), np.float32)
-        mask = np.zeros((len(media), longest), bool)
-        for row, one in enumerate(media):
-            features[row, : one.num_tokens] = one.features
-            mask[row, : one.num_tokens] = True
-        return {"input_features": features, "input_features_mask": mask}
-
-    def _tokens(self, num_samples: int, max_tokens: int | None) -> int:
-        tokens = -(-num_samples // self.audio_samples_per_token)
-        if max_tokens is not None and tokens > max_tokens:
-            raise MediaError(f"the sound needs {counted(tokens, 'token')}; at most {max_tokens} are allowed")
-        return tokens
 
 
 def fitted(height: int, width: int, factor: int, max_tokens: int) -> tuple[int, int]:

@@ -185,7 +185,7 @@ class Gemma4ForConditionalGeneration(TakesMedia, LlamaForCausalLM):
         self.layer_inputs = LayerInputs(config, dtype) if config.hidden_size_per_layer_input else None
         self.whole_media = config.use_bidirectional_attention == "vision"
         self.sees_beyond_windows = config.sees_beyond_windows
-        self.media_token = config.media_token
+        self.stand_ins = dict(config.stand_ins)
         if config.vision is not None:
             self.towers = [self.Tower(config.vision, config.hidden_size, config.image_token_id)]
         if config.audio is not None:

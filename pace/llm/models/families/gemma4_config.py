@@ -123,8 +123,8 @@ class Gemma4Config(TakesMediaConfig, WindowedConfig):
     use_bidirectional_attention: str | None = sight(None)
     local_rope: RopeConfig | None = None
     """Rotation of the layers with a window."""
-    media_token: int = 0
-    """Token whose embeddings for layers rows of media have."""
+    stand_ins: tuple[tuple[int, int], ...] = ()
+    """Placeholders of media, each with the token of padding that it is read as."""
     audio: Any = None
     """Config of the tower for sound; None for no sound."""
     audio_token_id: int = -1
@@ -143,13 +143,15 @@ class Gemma4Config(TakesMediaConfig, WindowedConfig):
 
     def read_media(self, raw: dict[str, Any]) -> Any:
         text, audio = raw.get("text_config") or {}, raw.get("audio_config")
+        defaults = {"image": 258880, "audio": 258881, "video": 258884}
+        ids = {kind: read_token_id(raw, (f"{kind}_token_id",), number) for kind, number in defaults.items()}
         return replace(
             self,
             vision=self.Vision.read(raw["vision_config"]),
-            image_token_id=read_token_id(raw, ("image_token_id",), 258880),
-            media_token=read_token_id(text, ("pad_token_id",), 0),
+            image_token_id=ids["image"],
+            stand_ins=tuple((number, read_token_id(text, ("pad_token_id",), 0)) for number in ids.values()),
             audio=None if audio is None else self.Audio.read(audio),
-            audio_token_id=read_token_id(raw, ("audio_token_id",), 258881),
+            audio_token_id=ids["audio"],
         )
 
     @property

@@ -20,13 +20,8 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
 
 from pace.assets import TINY
 from pace.llm import LLMModel
-from pace.llm.processors.gemma4 import (
-    BUDGETS,
-    Gemma4ImageProcessor,
-    Gemma4UnifiedAudioProcessor,
-    Gemma4UnifiedImageProcessor,
-    fitted,
-)
+from pace.llm.processors.gemma4 import BUDGETS, Gemma4ImageProcessor, Gemma4UnifiedImageProcessor, fitted
+from pace.llm.processors.gemma4_audio import Gemma4AudioProcessor, Gemma4UnifiedAudioProcessor
 from pace.llm.processors.registry import load_processors
 from pace.media.media import MediaError
 from tests.llm.models.towers.gemma.gemma4_models import save_gemma4
@@ -41,7 +36,10 @@ SETTINGS = {
 """Published settings."""
 SMALL = SETTINGS | {"max_soft_tokens": 70, "patch_size": 4, "pooling_kernel_size": 2}
 UNIFIED = SMALL | {"image_processor_type": "Gemma4UnifiedImageProcessor"}
-SOUND = {"feature_extractor_type": "Gemma4UnifiedAudioFeatureExtractor", "audio_samples_per_token": 16}
+SOUND = {
+    "12b": {"feature_extractor_type": "Gemma4UnifiedAudioFeatureExtractor", "audio_samples_per_token": 16},
+    "e2b": {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": 16},
+}
 BEGIN, TOKEN, END = "<|image>", "<|image|>", "<image|>"
 SPECIAL = {"boi_token": BEGIN, "eoi_token": END, "image_token": TOKEN, "audio_token": "<|audio|>"}
 TEMPLATE = (
@@ -204,6 +202,29 @@ def test_sound_of_the_12b_has_the_bits_of_the_oracle():
         Gemma4UnifiedAudioProcessor.from_dict({"sampling_rate": 8000}, "x.json")
 
 
+def test_sound_of_the_small_sizes_has_the_bits_of_the_oracle():
+    """Each clip alone: with others, transformers fills it with silence up to the longest."""
+    from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
+
+    for fields in ({}, {"feature_size": 64, "mel_floor": 0.01}):
+        reference = Gemma4AudioFeatureExtractor(**fields)
+        ours = Gemma4AudioProcessor.from_dict(json.loads(reference.to_json_string()))
+        for length in (161, 320, 321, 5000, 16000, 40001):
+            clip = np.random.default_rng(length).standard_normal(length).astype(np.float32)
+            found, expected = ours.arrays([ours.prepare(clip)]), reference([clip], return_tensors="np")
+            mask = expected["input_features_mask"][0]
+            np.testing.assert_array_equal(found["input_features"][0], expected["input_features"][0][mask])
+            assert found["input_features"].dtype == np.float32
+            assert ours.layout(clip).num_tokens == mask[::2][::2].sum()
+    for length, problem in ((160, "at least 161 are needed"), (480001, "30.0 s; at most 30 s are taken")):
+        with pytest.raises(MediaError, match=problem):
+            ours.layout(np.zeros(length, np.float32))
+    with pytest.raises(ValueError, match="needs 128 bands, but the processor's settings have 64"):
+        ours.check_tower({"subsampling_conv_channels": [128, 32]})
+    with pytest.raises(NotImplementedError, match="x.json: preemphasis = 0.9"):
+        Gemma4AudioProcessor.from_dict({"preemphasis": 0.9}, "x.json")
+
+
 # -- whole models ------------------------------------------------------------------------------------------------------
 
 
@@ -216,7 +237,9 @@ def save_chatting(path: Path, name: str):
     )  # fmt: skip
     tokenizer.save_pretrained(path)
     settings = UNIFIED if name == "12b" else SMALL
-    (path / "processor_config.json").write_text(json.dumps({"image_processor": settings, "feature_extractor": SOUND}))
+    (path / "processor_config.json").write_text(
+        json.dumps({"image_processor": settings, "feature_extractor": SOUND.get(name)})
+    )
     number = tokenizer.convert_tokens_to_ids(TOKEN)
     size = {"vocab_size": 2060} | ({} if name == "12b" else {"vocab_size_per_layer_input": 2060})
     oracle = save_gemma4(path, name, text=size, ids={"image_token_id": number, "audio_token_id": number + 1})

@@ -60,6 +60,7 @@ def save_gemma4(
     text: dict[str, Any] | None = None,
     vision: dict[str, Any] | None = None,
     ids: dict[str, int] | None = None,
+    audio: dict[str, Any] | None = None,
 ) -> torch.nn.Module:
     """Saves a tiny random model in float32, and returns it. Fields replace those of `MODELS`."""
     from transformers import AutoConfig, AutoModelForImageTextToText
@@ -68,7 +69,7 @@ def save_gemma4(
     ids = {"image_token_id": IMAGE, "video_token_id": 91, "audio_token_id": SOUND, "boi_token_id": BEGIN} | (ids or {})
     config = AutoConfig.for_model(
         model_type, text_config=of_text | (text or {}), vision_config=of_vision | (vision or {}), eoi_token_id=END,
-        audio_config=AUDIO.get(name), **ids,
+        audio_config=AUDIO[name] | (audio or {}) if name in AUDIO else None, **ids,
     )  # fmt: skip
     torch.manual_seed(sum(map(ord, name)))
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
