@@ -242,7 +242,12 @@ def save_chatting(path: Path, name: str):
     )
     number = tokenizer.convert_tokens_to_ids(TOKEN)
     size = {"vocab_size": 2060} | ({} if name == "12b" else {"vocab_size_per_layer_input": 2060})
-    oracle = save_gemma4(path, name, text=size, ids={"image_token_id": number, "audio_token_id": number + 1})
+    oracle = save_gemma4(
+        path,
+        name,
+        text=size,
+        ids={"image_token_id": number, "audio_token_id": tokenizer.convert_tokens_to_ids("<|audio|>")},
+    )
     ours = (Gemma4UnifiedImageProcessor if name == "12b" else Gemma4ImageProcessor).from_dict(settings)
 
     def inputs(text: str, images: list) -> dict[str, torch.Tensor]:
@@ -306,6 +311,24 @@ def test_chat(chatting):
     assert output.metrics.num_prompt_tokens in (seen["input_ids"].shape[1], seen["input_ids"].shape[1] + 1)
     with pytest.raises(ValueError, match="placeholder"):
         model.generate({"prompt": "typed <|image|><|image|>", "images": [image]}, max_new_tokens=1)
+
+
+def test_prompts_with_sound(chatting):
+    model = chatting[2]
+    audio = model.generator.encoder.processors.get("audio")
+    if audio is None:
+        with pytest.raises(ValueError, match="takes no sound"):
+            model.generate({"prompt": "<|audio|>", "audio": [np.zeros(5000, np.float32)]}, max_new_tokens=1)
+        return
+    clip, image = np.random.default_rng(3).standard_normal(4000).astype(np.float32), draw(30, 20)
+    prompt = {"prompt": "<|audio|> and <|image|>?", "audio": [clip], "images": [image]}
+    output = model.generate(prompt, max_new_tokens=8, ignore_eos=True)
+    (prepared,) = model.generator.prepare_for_generate(prompt).prompts
+    arrays = model.processor(images=[image], audio=[clip])
+    again = model.generate(
+        input_ids=torch.tensor([prepared.tokens]), **arrays, max_new_tokens=8, ignore_eos=True
+    ).generated_token_ids  # fmt: skip
+    assert again == output.generated_token_ids
 
 
 def test_settings_are_read_as_transformers_saves_them(tmp_path):
