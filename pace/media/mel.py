@@ -73,7 +73,7 @@ def log_mel_of_magnitudes(
 
 @cache
 def htk_filters(num_mels: int, n_fft: int) -> np.ndarray:
-    """Returns float64 `[n_fft / 2 + 1, num_mels]`: triangles of height 1 over the frequencies of a transform, whose
+    """Returns float64 `[n_fft / 2 + 1, num_mels]`: triangles of height 1 over the frequencies of a transform. Their
     corners are evenly spaced on the HTK scale up to 8 kHz."""
     highest = 2595.0 * np.log10(1.0 + MAX_HERTZ / 700.0)
     corners = 700.0 * (np.power(10, np.linspace(0.0, highest, num_mels + 2) / 2595.0) - 1.0)

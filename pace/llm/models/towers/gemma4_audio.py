@@ -80,7 +80,7 @@ class Gemma4AudioConfig(VisionConfig):
 
     @property
     def num_bands(self) -> int:
-        """Bands of a spectrogram. As in transformers, the first convolution has as many channels."""
+        """Bands of a spectrogram: as in transformers, the channels of the first convolution."""
         return self.subsampling_conv_channels[0] // 4 * 4
 
     @property
@@ -281,7 +281,7 @@ class ConformerLayer(Layer):
 
 
 class Gemma4AudioTower(Tower):
-    """That part which projects rows, `embed_audio` in the checkpoint, is under `audio_tower.embed_audio` here."""
+    """The tensors that project rows, `embed_audio` in the checkpoint, are under `audio_tower.embed_audio` here."""
 
     kind = "audio"
     prefix = "audio_tower."

@@ -12,8 +12,7 @@ from tests.llm.models.families.gemma4_variants import EXPERTS, GEMMA4_BASE, KEYS
 from tests.llm.models.variants import SIZES, randomise, save_pretrained
 
 IMAGE, BEGIN, END, SOUND, PAD = 90, 92, 93, 94, 5
-"""Ids of the placeholder, of the tokens before and after an image, of the placeholder of sound, and of the token whose
-embeddings rows of media have."""
+"""Ids of the placeholder of images, of the tokens before and after one, of the placeholder of sound, and of padding."""
 SAMPLES = 16
 """Samples of a token of sound."""
 AUDIO: dict[str, dict[str, Any]] = {
