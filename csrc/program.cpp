@@ -239,13 +239,14 @@ void Program::add_adapters(Columns y, Columns x, const Norm& norm, const Adapter
     });
 }
 
-void Program::scale(Columns x, float factor) {
+void Program::scale(Columns x, float factor, const float* factors) {
     record<ScaleOp>("scale", any_result(x), [=](ScaleOp& op, const Frame& frame) {
         op.x = frame.at(x);
         op.x_stride = x.value.columns;
         op.rows = frame.rows_of(x.value);
         op.k = x.count;
         op.factor = factor;
+        op.factors = factors;
     });
 }
 

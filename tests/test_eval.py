@@ -112,8 +112,8 @@ def test_texts_share_steps_and_change_nothing(monkeypatch):
 
 
 def test_batches():
-    windows = [[0] * length for length in (3, 4, 5, 9, 2, 2, 3)]
-    found = [list(map(len, batch)) for batch in evaluation._batches(windows, 7)]
+    rows = [evaluation.Row([0] * length) for length in (3, 4, 5, 9, 2, 2, 3)]
+    found = [[len(row.tokens) for row in batch] for batch in evaluation._batches(rows, 7)]
     assert found == [[3, 4], [5], [9], [2, 2, 3]]
 
 

@@ -85,7 +85,11 @@ int64_t ScaleOp::chunks(int) const { return rows * divide_up(k, kChunkElements);
 void ScaleOp::run(int, int64_t chunk, int) const {
     const auto [row, begin, end] = piece_of_row(k, chunk);
     float* const elements = x + row * x_stride;
-    for (int64_t i = begin; i < end; ++i) elements[i] *= factor;
+    if (factors) {
+        for (int64_t i = begin; i < end; ++i) elements[i] *= factors[i];
+    } else {
+        for (int64_t i = begin; i < end; ++i) elements[i] *= factor;
+    }
 }
 
 int64_t SoftcapOp::chunks(int) const { return rows * divide_up(k, kChunkElements); }

@@ -165,7 +165,12 @@ void bind_program(py::module_& m) {
         .def("activation", &Program::activation)
         .def("glu", &Program::glu)
         .def("add_adapters", &Program::add_adapters)
-        .def("scale", &Program::scale)
+        .def(
+            "scale",
+            [](Program& program, Columns x, float factor, Array<const float> factors) {
+                program.scale(x, factor, factors);
+            },
+            py::arg("x"), py::arg("factor"), py::arg("factors") = py::none())
         .def("softcap", &Program::softcap)
         .def("norm", &Program::norm)
         .def("linear", linear)

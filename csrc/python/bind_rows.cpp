@@ -19,8 +19,8 @@ void head_norm(const HeadsTensor& x, const pace::Norm& norm) {
     pace::execute(op);
 }
 
-void scale(const Matrix& x, float factor) {
-    pace::ScaleOp op = {x.data, x.stride, x.rows, x.columns, factor};
+void scale(const Matrix& x, float factor, Array<const float> factors) {
+    pace::ScaleOp op = {x.data, x.stride, x.rows, x.columns, factor, factors};
     pace::execute(op);
 }
 
@@ -100,7 +100,7 @@ void bind_rows(py::module_& m) {
     const py::call_guard<py::gil_scoped_release> release;
     m.def("norm", norm, release);
     m.def("head_norm", head_norm, release);
-    m.def("scale", scale, release);
+    m.def("scale", scale, py::arg("x"), py::arg("factor"), py::arg("factors") = py::none(), release);
     m.def("softcap", softcap, release);
     m.def("place_rows", place_rows, release);
     m.def("pool", pool, release);

@@ -20,6 +20,7 @@ from pace.bench import limits
 from pace.bench.costs import Costs
 from pace.bench.result import Phase, Repeat, Result, Subject
 from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape, shape_config
+from pace.bench.towers import measure_towers
 from pace.graph.instructions import Instruction
 from pace.graph.recorded.heads import Attention
 from pace.graph.recorded.mixtures import Experts
@@ -57,17 +58,18 @@ def load(
     kv_cache_dtype: str = "auto",
     quantization: Any = None,
     layers: int | None = None,
+    media: bool = False,
 ) -> Subject:
     """Loads a checkpoint, found as in `load_model`, or a shape of `SHAPES` with random weights. Of a shape,
-    `layers` keeps only the first layers.
+    `layers` keeps only the first layers. With `media`, the model has its towers.
 
     Raises: what `load_model` raises; ValueError for an unknown `kv_cache_dtype`, for more layers than the shape has, or
-    for `layers` with a checkpoint."""
+    for `layers` with a checkpoint. The same for `media` of a model without towers."""
     kv_dtype = parse_kv_cache_dtype(kv_cache_dtype, parse_dtype(dtype))
     before, started = resident_bytes() / MIB, time.perf_counter()
     if model_or_shape in SHAPES:
         use_threads(num_threads)
-        model_class, config = read_config(shape_config(model_or_shape, layers))
+        model_class, config = read_config(shape_config(model_or_shape, layers), media)
         model = model_class(config, parse_dtype(dtype), select_ops(backend))
         model.quantize(read_quantization(quantization))
         model.load_weights(RandomWeights(model), _C.get_num_threads())
@@ -76,7 +78,9 @@ def load(
     else:
         options = {"dtype": dtype, "backend": backend, "num_threads": num_threads, "quantization": quantization}
         with hint_of_shape(model_or_shape):
-            model = load_model(LoadOptions(model_or_shape, **options, weights_cache=False, media=False))
+            model = load_model(LoadOptions(model_or_shape, **options, weights_cache=False, media=media))
+    if media and not model.towers:
+        raise ValueError(f"{model_or_shape} has no tower for images or sound; leave image_tokens out")
     seconds = time.perf_counter() - started
     model.kv_dtype = kv_dtype
     engine = Engine.create(
@@ -88,17 +92,27 @@ def load(
 
 
 def measure(
-    subject: Subject, prompt: int = 512, generated: int = 64, batch: int = 1, repeats: int = 5, depth: int | None = None
+    subject: Subject,
+    prompt: int = 512,
+    generated: int = 64,
+    batch: int = 1,
+    repeats: int = 5,
+    depth: int | None = None,
+    image_tokens: int | None = None,
 ) -> Result:
     """Runs the model `repeats` times after a warm-up.
 
     Prefill is timed on a single prompt. Decode is timed on `batch` sequences of that length, over the steps in which
     each of them gets a token. With `depth`, these sequences have `depth` positions with random keys and values instead.
+    With `image_tokens`, the encoding of an image of that many tokens is timed as well, and that of a clip of a minute.
     Raises: ValueError if the model or its cache cannot hold the sequences, or a step cannot run all of them."""
     _check(subject, prompt, generated, batch, repeats, depth)
     prefill_seconds(subject, prompt)
-    measured = []
+    measured, towers = [], []
     with _no_collection():
+        if image_tokens is not None:
+            limits_now = lambda: limits.measure(LIMIT_SECONDS)
+            towers = measure_towers(subject.engine.model, subject.model.dtype, image_tokens, repeats, limits_now)
         for _ in range(repeats):
             before = limits.measure(LIMIT_SECONDS)
             seconds = prefill_seconds(subject, prompt), decode_seconds(subject, prompt, generated, batch, depth)
@@ -106,7 +120,8 @@ def measure(
         _forget_peak_memory()
         prefill, decode = _phases(subject, prompt, generated, batch, depth)
     peak_mib = resident_bytes(peak=True) / MIB
-    return Result(subject, subject.costs, prompt, generated, batch, depth, measured, prefill, decode, peak_mib)
+    costs = subject.costs
+    return Result(subject, costs, prompt, generated, batch, depth, measured, prefill, decode, peak_mib, towers)
 
 
 def _check(subject: Subject, prompt: int, generated: int, batch: int, repeats: int, depth: int | None) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from pace import _C
 from pace.bench.plots import check_plot
 from pace.bench.result import Phase, Result
+from pace.bench.towers import TowerResult
 from pace.memory import format_bytes
 
 NO_PROFILE = "no profile: only the native backend runs a program whose instructions can be timed"
@@ -44,12 +45,23 @@ def table(result: Result) -> str:
             f"states       {format_bytes(result.costs.slot_bytes):>13} a sequence   a decode step reads and writes "
             f"them: {share:.1%} of its bytes"
         )
+    lines += map(_tower, result.towers)
     if result.outside_share is not None:
         lines.append(f"outside      {100 * result.outside_share:9.1f} % of a decode step: Python, dispatch, sampling")
     lines.append(
         "MFU, MBU     shares of these limits: arithmetic of the model in fp32, and memory that a step must move"
     )
     return "\n".join(lines + _above_limits(result))
+
+
+def _tower(tower: TowerResult) -> str:
+    planned, name = tower.planned, "image" if tower.planned.kind == "image" else "clip"
+    return (
+        f"{name:<13}{tower.seconds:9.2f} s              MFU {tower.mfu:5.2f}    {planned.num_tokens:,} tokens; "
+        f"measured is {tower.ratio:.2f} of predicted\n"
+        f"{'':<13}{format_bytes(planned.encode_bytes):>11} while it is encoded, {format_bytes(planned.row_bytes)} of "
+        f"rows, {format_bytes(planned.weight_bytes)} of weights"
+    )
 
 
 def _above_limits(result: Result) -> list[str]:

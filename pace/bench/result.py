@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pace
 from pace.bench import limits
 from pace.bench.costs import Costs
 from pace.bench.prediction import Prediction, efficiencies, predict
+from pace.bench.towers import TowerResult
 from pace.llm.engine.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
 
@@ -78,6 +79,8 @@ class Result:
     """None if the backend runs op by op: only a program times its instructions."""
     peak_mib: float
     """Peak resident memory of the process while the model ran."""
+    towers: list[TowerResult] = field(default_factory=list)
+    """The encodings of an image and of a clip, if they were measured."""
 
     def _median(self, of: Callable[[Repeat], float]) -> float:
         return statistics.median(map(of, self.repeats))
@@ -185,6 +188,7 @@ class Result:
                 "prefill_ratio": self.prefill_ratio,
                 "decode_ratio": self.decode_ratio,
             },
+            "towers": [tower.as_dict() for tower in self.towers],
             "outside_kernels_share": self.outside_share,
             "read_gb_per_s": self.limits.read_gb_s,
             "fma_gflops": self.limits.fma_gflops,

@@ -81,13 +81,14 @@ class Sample:
     ) -> Corrections:
         """Measures the corrections for weights in `dtype`, or quantised. Raises what loading the model raises, and
         CannotSample."""
-        model = make_model(self.checkpoint, dtype, native, kv_dtype, quantization)
+        model = make_model(self.checkpoint, dtype, native, kv_dtype, quantization, media=True)
         if any(isinstance(cache, Shares) for cache in model.kv_spec.layers):
             raise CannotSample("some of its layers share keys and values")
         with _threads(limits.threads), _no_warnings():
             reader = self.checkpoint.open_weights(model.config.quantization_config)
             with nullcontext() if reader is self.checkpoint.gguf else reader:
                 names, _ = plan_layout(model, reader)
+                model.towers = []
                 model.layers = choose_layers(model.layers, dtype, SAMPLE_BYTES)
                 fill(model, reader, names, model.targets(), limits.threads)
             limit = model.max_position_embeddings - STEPS - WARM_UP_STEPS - 2

@@ -46,6 +46,9 @@ _QWEN35 = _SWIGLU | dict(architectures=["Qwen3_5ForCausalLM"], model_type="qwen3
                          linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4,
                          rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25),
                          max_position_embeddings=262144)
+_QWEN_VISION = dict(depth=24, hidden_size=1024, intermediate_size=4096, num_heads=16, patch_size=16, in_channels=3,
+                    spatial_merge_size=2, temporal_patch_size=2, num_position_embeddings=2304,
+                    hidden_act="gelu_pytorch_tanh")
 _LATENT = _SWIGLU | dict(kv_lora_rank=512, qk_rope_head_dim=64, first_k_dense_replace=1, n_routed_experts=64)
 
 
@@ -73,6 +76,10 @@ def _kinds(layers: int, usual: str, other: str, others: tuple[int, ...]) -> list
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": _LLAMA | _sizes(576, 1536, 30, 9, 3, True)
         | dict(vocab_size=49152, rope_theta=1e5, max_position_embeddings=8192),
+    "smolvlm-500m": _LLAMA | _sizes(960, 2560, 32, 15, 5, False)
+        | dict(architectures=["SmolVLMForConditionalGeneration"], model_type="smolvlm", vocab_size=49280,
+               rope_theta=1e5, max_position_embeddings=8192, image_token_id=49190, scale_factor=4,
+               vision_config=dict(hidden_size=768, image_size=512, num_attention_heads=12, patch_size=16)),
     "tinyllama-1.1b": _LLAMA | _sizes(2048, 5632, 22, 32, 4, False)
         | dict(vocab_size=32000, rope_theta=1e4, max_position_embeddings=2048),
     "llama-3.2-1b": _LLAMA3 | _sizes(2048, 8192, 16, 32, 8, True) | dict(head_dim=64, rope_scaling=_scaled(32.0)),
@@ -86,6 +93,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-1.7b": _QWEN3 | _sizes(2048, 6144, 28, 16, 8, True),
     "qwen3-4b": _QWEN3 | _sizes(2560, 9728, 36, 32, 8, True),
     "qwen3-8b": _QWEN3 | _sizes(4096, 12288, 36, 32, 8, False),
+    "qwen3-vl-2b": _QWEN3 | _sizes(2048, 6144, 28, 16, 8, True)
+        | dict(architectures=["Qwen3VLForConditionalGeneration"], model_type="qwen3_vl", rope_theta=5e6,
+               max_position_embeddings=262144, image_token_id=151655,
+               vision_config=_QWEN_VISION | dict(out_hidden_size=2048, deepstack_visual_indexes=[5, 11, 17])),
     "qwen3-30b-a3b": _QWEN3_MOE | _sizes(2048, 6144, 48, 32, 4, False)
         | dict(num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768),
     "mixtral-8x7b": _MIXTRAL | _sizes(4096, 14336, 32, 32, 8, False) | dict(num_local_experts=8, num_experts_per_tok=2),
@@ -106,8 +117,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gemma-3-1b": _GEMMA3 | _sizes(1152, 6912, 26, 4, 1, True)
         | dict(vocab_size=262144, sliding_window=512, max_position_embeddings=32768),
     "gemma-3-4b": _GEMMA3 | _sizes(2560, 10240, 34, 8, 4, True)
-        | dict(vocab_size=262208, sliding_window=1024, max_position_embeddings=131072,
-               rope_scaling=dict(rope_type="linear", factor=8.0)),
+        | dict(architectures=["Gemma3ForConditionalGeneration"], vocab_size=262208, sliding_window=1024,
+               max_position_embeddings=131072, rope_scaling=dict(rope_type="linear", factor=8.0),
+               vision_config=dict(hidden_size=1152, image_size=896, intermediate_size=4304, num_attention_heads=16,
+                                  num_hidden_layers=27, patch_size=14)),
     "gemma-4-e2b": _GEMMA4 | _sizes(1536, 6144, 35, 8, 1, True)
         | dict(sliding_window=512, max_position_embeddings=131072, num_kv_shared_layers=20, use_double_wide_mlp=True,
                layer_types=_kinds(35, "sliding_attention", "full_attention", tuple(range(4, 35, 5)))),
@@ -117,6 +130,10 @@ SHAPES: dict[str, dict[str, Any]] = {
                top_k_experts=8, moe_intermediate_size=704),
     "qwen3.5-0.8b": _QWEN35 | _sizes(1024, 3584, 24, 8, 2, True) | dict(linear_num_value_heads=16),
     "qwen3.5-4b": _QWEN35 | _sizes(2560, 9216, 32, 16, 4, True),
+    # The tower is that of Qwen3-VL-4B without deepstack; its published sizes are not at hand.
+    "qwen3.5-4b-vl": _QWEN35 | _sizes(2560, 9216, 32, 16, 4, True)
+        | dict(architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", image_token_id=248056,
+               vision_config=_QWEN_VISION | dict(out_hidden_size=2560)),
     "qwen3.6-35b-a3b": _QWEN35
         | dict(architectures=["Qwen3_5MoeForCausalLM"], model_type="qwen3_5_moe_text", hidden_size=2048,
                num_hidden_layers=40, num_attention_heads=16, num_key_value_heads=2, tie_word_embeddings=False,
@@ -126,6 +143,13 @@ SHAPES: dict[str, dict[str, Any]] = {
                max_position_embeddings=128000, layer_types=_kinds(16, "conv", "full_attention", (2, 5, 8, 10, 12, 14)),
                conv_L_cache=3, conv_bias=False, block_ff_dim=12288, block_auto_adjust_ff_dim=True,
                block_ffn_dim_multiplier=1.0, block_multiple_of=256),
+    "lfm2-vl-450m": _sizes(1024, 6656, 16, 16, 8, True)
+        | dict(architectures=["Lfm2VlForConditionalGeneration"], model_type="lfm2_vl", vocab_size=65536, norm_eps=1e-5,
+               rope_theta=1e6, max_position_embeddings=128000, image_token_id=396, downsample_factor=2,
+               layer_types=_kinds(16, "conv", "full_attention", (2, 5, 8, 10, 12, 14)), conv_L_cache=3, conv_bias=False,
+               block_ff_dim=6656, block_auto_adjust_ff_dim=True, block_ffn_dim_multiplier=1.0, block_multiple_of=256,
+               projector_hidden_size=2560,
+               vision_config=dict(hidden_size=768, intermediate_size=3072, num_attention_heads=12, num_patches=256)),
     "granite-4-h-tiny": _sizes(1536, 512, 40, 12, 4, True)
         | dict(architectures=["GraniteMoeHybridForCausalLM"], model_type="granitemoehybrid", vocab_size=100352,
                hidden_act="silu", rms_norm_eps=1e-5, rope_theta=1e4, position_embedding_type="nope",

@@ -1,25 +1,25 @@
-"""Predicts the memory and time to encode an image or a clip. A tower encodes a blank one, and the runs of its slices
-are recorded instead of computed."""
+"""Predicts the memory and time to encode an image or a clip, and measures it. A tower encodes a blank one. For a
+prediction, the runs of its slices are recorded instead of computed."""
 
 from __future__ import annotations
 
-import math
+import statistics
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch
 from pace.bench.costs import attention_costs, usual_code, walk
-from pace.bench.limits import Limits
+from pace.bench.limits import Limits, between
 from pace.bench.prediction import efficiency
 from pace.llm.layers import Attention, Linear, Vectors
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.towers.tower import Slice, Tower
-from pace.llm.processors.qwen_audio import CHUNK, CHUNK_TOKENS
-from pace.media.media import Media
+from pace.llm.processors.qwen_audio import CHUNK_TOKENS
 from pace.ops import native
 
 IMAGE_TOKENS = 1280
@@ -42,7 +42,36 @@ class TowerPlan:
     """Memory while it is encoded, in addition to weights: its features, activations, keys and values, and its rows."""
     row_bytes: int
     """Bytes of its rows, which are kept after that in the cache of media."""
+    flops: int
+    """Operations of an encoding: 2 for each product of two numbers."""
     encode_seconds: float
+
+
+@dataclass(frozen=True)
+class TowerResult:
+    """A measured encoding: medians over the repeats."""
+
+    planned: TowerPlan
+    seconds: float
+    mfu: float
+    """Model FLOPS utilisation: operations / time / measured fp32 FMA peak."""
+    ratio: float
+    """Measured speed over predicted speed."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain numbers for JSON, with units in the names."""
+        planned = self.planned
+        return {
+            "kind": planned.kind,
+            "tokens": planned.num_tokens,
+            "encode_s": self.seconds,
+            "encode_mfu": self.mfu,
+            "predicted_s": planned.encode_seconds,
+            "predicted_ratio": self.ratio,
+            "weight_bytes": planned.weight_bytes,
+            "encode_bytes": planned.encode_bytes,
+            "row_bytes": planned.row_bytes,
+        }
 
 
 class Run(NamedTuple):
@@ -80,7 +109,7 @@ class Encoding:
             if isinstance(child, Vectors):  # a table that `encode` reads
                 child.allocate(native, torch.float32)
         self.runs: list[Run] = []
-        media = blank(tower, image_tokens)
+        media = tower.blank(image_tokens if tower.kind == "image" else CLIP_TOKENS)
         self.num_tokens = media.num_tokens
         self.first_bytes = 0
         """Bytes of the first rows, which are kept until the end."""
@@ -102,8 +131,13 @@ class Encoding:
             weight_bytes=self.tower.planned_nbytes(native, dtype),
             encode_bytes=self.num_bytes,
             row_bytes=self.row_bytes,
+            flops=self.flops,
             encode_seconds=sum(run.seconds(dtype, limits) for run in self.runs),
         )
+
+    @property
+    def flops(self) -> int:
+        return sum(run.flops + run.attention_flops for run in self.runs)
 
     def _run(self, piece: Slice, batch: ForwardBatch, angles: Angles) -> Tensor:
         """Records a run, and returns zeros of the shape of its result."""
@@ -123,13 +157,35 @@ class Encoding:
         return result
 
 
-def blank(tower: Tower, image_tokens: int) -> Media:
-    """An image of this number of tokens, as near to a square as it can be, or a clip of a minute: all zeros."""
-    if tower.kind == "audio":
-        features = np.zeros((tower.config.num_mel_bins, CLIP_TOKENS // CHUNK_TOKENS * CHUNK), np.float32)
-        return Media("audio", features, None, CLIP_TOKENS, b"")
-    rows = next(rows for rows in range(math.isqrt(image_tokens), 0, -1) if image_tokens % rows == 0)
-    merge = tower.config.spatial_merge_size
-    grid = 1, rows * merge, image_tokens // rows * merge
-    features = np.zeros((math.prod(grid), math.prod(tower.config.patch_shape)), np.float32)
-    return Media("image", features, grid, image_tokens, b"")
+def encode_seconds(runner: Any, tower: Tower, image_tokens: int) -> float:
+    """Seconds of an encoding with a runner of the tower's model."""
+    media = tower.blank(image_tokens if tower.kind == "image" else CLIP_TOKENS)
+    started = time.perf_counter()
+    for _ in runner.encode(media):
+        pass
+    return time.perf_counter() - started
+
+
+def measure_towers(
+    runner: Any, dtype: torch.dtype, image_tokens: int, repeats: int, measure_limits: Callable[[], Limits]
+) -> list[TowerResult]:
+    """Times the encoding of an image and of a clip by each tower of a loaded model, after a warm-up. The machine's
+    limits are measured before and after each run."""
+    results = []
+    for tower in runner.towers:
+        encoding = Encoding(tower, image_tokens)
+        encode_seconds(runner, tower, image_tokens)
+        found = []
+        for _ in range(repeats):
+            before = measure_limits()
+            seconds = encode_seconds(runner, tower, image_tokens)
+            limits = between(before, measure_limits())
+            planned = encoding.plan(dtype, limits)
+            mfu = planned.flops / seconds / (1e9 * limits.fma_gflops)
+            found.append(TowerResult(planned, seconds, mfu, planned.encode_seconds / seconds))
+        found.sort(key=lambda result: result.seconds)
+        seconds, mfu, ratio = (
+            statistics.median(getattr(one, name) for one in found) for name in ("seconds", "mfu", "ratio")
+        )
+        results.append(TowerResult(found[len(found) // 2].planned, seconds, mfu, ratio))
+    return results

@@ -325,20 +325,29 @@ def add_quantization_argument(group: argparse._ActionsContainer, default: str | 
     )
     group.add_argument("--quantization", type=quantization, default=default, metavar="FORMAT", help=explanation)
     add_matrix_arguments(group, argparse.SUPPRESS)
+    explanation = (
+        "format of the blocks of towers for images and sound: one of --quantization, or float (default: int8 if the "
+        "other weights have less than 8 bits, else their format)"
+    )
+    group.add_argument("--towers", type=read_format, default=argparse.SUPPRESS, metavar="FORMAT", help=explanation)
     group.set_defaults(reads_quantization=reads_it)
 
 
 def add_matrix_arguments(group: argparse._ActionsContainer, default: str) -> None:
     """Adds --lm-head and --embedding, the formats of these two matrices."""
-    read = lambda text: json.loads(text) if text.lstrip().startswith("{") else text
     for name, what in (("--lm-head", "LM head"), ("--embedding", "embedding, which many models share with the head")):
         explanation = f"format of the {what}: one of --quantization, or float (default: by that of the other weights)"
-        group.add_argument(name, type=read, default=default, metavar="FORMAT", help=explanation)
+        group.add_argument(name, type=read_format, default=default, metavar="FORMAT", help=explanation)
+
+
+def read_format(text: str) -> Any:
+    """A format's name, or a JSON object with its options."""
+    return json.loads(text) if text.lstrip().startswith("{") else text
 
 
 def settle_quantization(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Adds --lm-head and --embedding to `quantization`. Exits with a usage error for an unknown format."""
-    given = {name: getattr(arguments, name) for name in ("lm_head", "embedding") if name in arguments}
+    """Adds --lm-head, --embedding and --towers to `quantization`. Exits with a usage error for an unknown format."""
+    given = {name: getattr(arguments, name) for name in ("lm_head", "embedding", "towers") if name in arguments}
     if "reads_quantization" not in arguments or not given:
         return
     try:
@@ -353,13 +362,15 @@ def settle_quantization(parser: argparse.ArgumentParser, arguments: argparse.Nam
 
 
 def with_matrices(quantization: Any, **formats: Any) -> dict[str, Any]:
-    """Returns a quantisation as a dict with other formats of the LM head or the embedding."""
+    """Returns a quantisation as a dict with other formats of the LM head, the embedding or the towers."""
     if quantization is None or isinstance(quantization, str):
         quantization = {"format": quantization or "float"}
     elif not isinstance(quantization, Mapping):
         quantization = quantization.to_dict()
     if "load_in_4bit" in quantization or "load_in_8bit" in quantization:
-        raise ValueError("--lm-head and --embedding need a format of pace in --quantization, not bitsandbytes' fields")
+        raise ValueError(
+            "--lm-head, --embedding and --towers need a format of pace in --quantization, not bitsandbytes' fields"
+        )
     return {**quantization, **formats}
 
 

@@ -24,7 +24,7 @@ from pace.cli.options_in_messages import option
 from pace.llm.aliases import MODEL
 
 OPTIONS_HERE = ["list", "dtype", "quantization", "kv_cache_dtype", "prompt", "context", "generate", "batch", "repeats"]
-OPTIONS_HERE += ["num_threads", "backend", "profile", "layers"]
+OPTIONS_HERE += ["num_threads", "backend", "profile", "layers", "image_tokens"]
 """Options that do not apply to `--serve`."""
 
 
@@ -60,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)")
     parser.add_argument(
         "--repeats", type=count, default=5, metavar="N", help="number of runs; the result is their median (default: 5)"
+    )
+    parser.add_argument(
+        "--image-tokens",
+        type=count,
+        metavar="N",
+        help="also load the towers, and time the encoding of an image of N tokens, and of a clip of a minute",
     )
     add_threads_argument(parser, None)
     add_backend_argument(parser, "native")
@@ -100,10 +106,10 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.kv_cache_dtype,
         arguments.quantization,
         arguments.layers,
+        arguments.image_tokens is not None,
     )
-    result = measure.measure(
-        subject, arguments.prompt, arguments.generate, arguments.batch, arguments.repeats, arguments.context
-    )
+    asked = arguments.prompt, arguments.generate, arguments.batch, arguments.repeats, arguments.context
+    result = measure.measure(subject, *asked, arguments.image_tokens)
     if arguments.json:
         print(json.dumps(_rounded(result.as_dict())), flush=True)
     else:

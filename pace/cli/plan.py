@@ -187,13 +187,15 @@ def _mapped(plan: MappedPlan) -> str:
 
 def _encoding(towers: Sequence[TowerPlan], dtypes: Sequence[str]) -> str:
     """A line about one tower, stored as each of `dtypes`."""
+    from pace.memory import format_bytes
+
     first = towers[0]
     what = f"an image of {first.num_tokens:,} tokens" if first.kind == "image" else "a minute of sound"
     times = ", ".join(f"{tower.encode_seconds:.1f} s ({dtype})" for tower, dtype in zip(towers, dtypes))
-    weights = ", ".join(f"{_gib(size)}" for size in dict.fromkeys(tower.weight_bytes for tower in towers))
+    weights = ", ".join(dict.fromkeys(_gib(tower.weight_bytes) for tower in towers))
     return (
         f"{what} is encoded in {times}, with {_gib(max(tower.encode_bytes for tower in towers))} of memory; its rows "
-        f"take {_gib(first.row_bytes)}, and its tower {weights} of the weights"
+        f"take {format_bytes(first.row_bytes)}, and its tower {weights} of the weights"
     )
 
 

@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from torch import Tensor
+
 from pace.graph.instructions import Columns, Heads, Instruction, Value, overlap
 from pace.graph.recorded.elementwise import Scale
 from pace.graph.recorded.heads import Attention, NormHeads, Preparation, RotateHeads, StoreKv
@@ -60,7 +62,7 @@ def fuse_sums(instructions: list[Instruction]) -> list[Instruction]:
                 kept[-1] = replace(last, out=instruction.out, residual=others[0])
                 continue
         if isinstance(instruction, Scale) and isinstance(last, Norm) and instruction.x == last.out.whole:
-            if last.residual is not None and last.factor == 1.0:
+            if last.residual is not None and last.factor == 1.0 and not isinstance(instruction.factor, Tensor):
                 kept[-1] = replace(last, factor=instruction.factor)
                 continue
         kept.append(instruction)

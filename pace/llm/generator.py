@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,11 @@ from pace.llm.decisions.decide import Decider, answers_of, places_of
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.infill import infill_prompts
-from pace.llm.inputs import with_keywords
+from pace.llm.inputs import Prompts, encode, is_media_prompt, read_media_prompt, read_prompts, with_keywords
 from pace.llm.limits import checked_priority, checked_salt
 from pace.llm.loading.checkpoint import Checkpoint
 from pace.llm.outputs import GenerateOutput, Transcript
-from pace.llm.preparation import PreparedCall, Preparer
+from pace.llm.preparation import PreparedCall, Preparer, model_name
 from pace.llm.processors.prompts import NO_MEDIA, MediaPart, Prompt, PromptEncoder
 from pace.llm.processors.transcription import (
     TranscriptReader,
@@ -310,12 +310,20 @@ class Generator:
     def session(self, adapter: Choice = None) -> Session:
         """Returns an empty session; see `LLMModel.session`."""
         with self.adapters.using(adapter) as key:
-            return Session(self.driver, adapter=key)
+            return Session(self.driver, adapter=key, read_media=self._read_appended)
 
     def load_session(self, path: str | Path, adapter: Choice = None) -> Session:
         """Returns the session in a file; see `LLMModel.load_session`."""
         with self.adapters.using(adapter) as key:
-            return Session.load(self.driver, path, adapter=key)[0]
+            return Session.load(self.driver, path, adapter=key, read_media=self._read_appended)[0]
+
+    def _read_appended(self, inputs: Mapping[str, Any], is_first: bool) -> Prompts:
+        """Implements `MediaReader`. Raises what `read_prompts` raises."""
+        model = self.engine.model
+        if is_media_prompt(inputs):
+            inputs = encode(*read_media_prompt(inputs, "append"), self.tokenizer, self.encoder, is_first)
+        names = model.towers, model_name(model)
+        return read_prompts(inputs, self.tokenizer, model.vocab_size, *names, self.encoder)
 
     def _prepare_stream(
         self, caller: str, prompt: Any, sampling_config: SamplingConfig | None, **fields: Any

@@ -37,7 +37,7 @@ class Media:
     features: np.ndarray
     """float32. An image: patches `[N, K]` in the tower's order. Sound: the log-mel spectrogram `[mels, frames]`."""
     grid: tuple[int, int, int] | None
-    """Frames, rows and columns of an image's patches; None for sound."""
+    """Frames or tiles of an image, and rows and columns of the patches of each; None for sound."""
     num_tokens: int
     """Placeholder tokens in the prompt, and rows that the tower returns."""
     digest: bytes
@@ -45,6 +45,9 @@ class Media:
     features."""
     runs: tuple[int, ...] = ()
     """Lengths of the runs of placeholders, as in `Layout`; left out for a single run."""
+    thumbnail: tuple[int, int] | None = None
+    """Rows and columns of the patches of the whole image, which follow those of the tiles of `grid`; None without
+    them."""
 
     def __post_init__(self) -> None:
         if not self.runs:

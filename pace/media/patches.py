@@ -25,6 +25,12 @@ def level_table(scale: float, mean: Sequence[float], std: Sequence[float]) -> np
     return (levels - np.array(mean, np.float32)[:, None]) / np.array(std, np.float32)[:, None]
 
 
+def cut_tiles(pixels: np.ndarray, side: int) -> np.ndarray:
+    """Square tiles `[N, side, side, 3]` of pixels `[H, W, 3]`, row by row. H and W are multiples of `side`."""
+    rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
+    return pixels.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
+
+
 def normalised(levels: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Values float32 `[N, 3, H, W]` of pixels uint8 `[N, H, W, 3]`, which `table` gives."""
     return np.stack([table[channel][levels[..., channel]] for channel in range(3)], 1)
@@ -42,3 +48,12 @@ def make_patches(pixels: np.ndarray, table: np.ndarray, size: int, merge: int, f
     for channel in range(3):
         patches[:, channel] = table[channel][levels[:, channel]]
     return patches.reshape(rows * columns, -1)
+
+
+def make_pixel_patches(pixels: np.ndarray, table: np.ndarray, size: int) -> np.ndarray:
+    """Patches float32 `[N, size * size * 3]` of pixels uint8 `[H, W, 3]`, whose values `table` gives, row by row. The
+    order within a patch is row, column, channel. H and W are multiples of `size`."""
+    values = np.stack([table[channel][pixels[..., channel]] for channel in range(3)], -1)
+    rows, columns = pixels.shape[0] // size, pixels.shape[1] // size
+    blocks = values.reshape(rows, size, columns, size, 3).swapaxes(1, 2)
+    return blocks.reshape(rows * columns, size * size * 3)

@@ -242,8 +242,9 @@ class ForwardOps(Protocol):
 
         Raises ValueError (`native`) for adapters of a product of another shape."""
 
-    def scale_(self, x: Tensor, factor: float) -> None:
-        """Multiplies `x [T, K]` by a finite number, rounded to float32; x may have any row stride."""
+    def scale_(self, x: Tensor, factor: float | Tensor) -> None:
+        """Multiplies `x [T, K]` by a finite number, rounded to float32, or column k by element k of `factor [K]`. x may
+        have any row stride."""
 
     def softcap_(self, x: Tensor, cap: float) -> None:
         """Replaces `x [T, K]` by `cap * tanh(x / cap)`, between -cap and cap, for a positive cap; NaN stays NaN. x may

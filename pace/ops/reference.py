@@ -232,8 +232,8 @@ def add_adapters_(y: Tensor, x: Tensor, adapters: AdapterTable, routing: Tensor)
     reference_adapters.add_adapters(linear, y, x, adapters, routing)
 
 
-def scale_(x: Tensor, factor: float) -> None:
-    x.mul_(factor)
+def scale_(x: Tensor, factor: float | Tensor) -> None:
+    x.mul_(factor.to(x.dtype) if isinstance(factor, Tensor) else factor)
 
 
 def softcap_(x: Tensor, cap: float) -> None:

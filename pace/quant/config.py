@@ -21,6 +21,7 @@ class QuantizationConfig:
 
         QuantizationConfig("int4", group=32, symmetric=False)
         QuantizationConfig("int4", lm_head=None, overrides={"*.down_proj": "int8", "model.layers.0.*": None})
+        QuantizationConfig("float", towers="q8_0")
 
     `format`: a name in `pace.quant.FORMATS`, optionally with that format's options as further arguments, or a `Format`.
     "float" keeps floats in every matrix but the exceptions.
@@ -28,6 +29,8 @@ class QuantizationConfig:
     or "float" keeps floats. "auto" is q6_k if `format` is a smaller K type or has 1 or 2 bits. It is int8 if `format`
     is another one of less than 8 bits, else `format`. If a model shares one matrix between both, a setting for one
     applies to both. Two different settings make two matrices, which together take more memory.
+    `towers`: the format of the blocks of towers for images and sound. Patches, positions, convolutions and mergers stay
+    floats. "auto" is int8 if `format` has less than 8 bits, else `format`.
     `overrides`: formats by pattern (`*`, `?`, `[...]`) of module names: the checkpoint's tensor names without
     `.weight`. If several patterns match a module, the last one wins.
 
@@ -39,6 +42,7 @@ class QuantizationConfig:
         *,
         embedding: Any = AUTO,
         lm_head: Any = AUTO,
+        towers: Any = AUTO,
         overrides: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -47,6 +51,7 @@ class QuantizationConfig:
         )
         self.embedding = embedding if embedding == AUTO else _read_choice("embedding", embedding)
         self.lm_head = lm_head if lm_head == AUTO else _read_choice("lm_head", lm_head)
+        self.towers = towers if towers == AUTO else _read_choice("towers", towers)
         if overrides is not None and not (
             isinstance(overrides, Mapping) and all(isinstance(pattern, str) for pattern in overrides)
         ):
@@ -61,10 +66,16 @@ class QuantizationConfig:
     def for_modules(self, modules: Mapping[str, str], tied: bool) -> dict[str, Format | None]:
         """Returns the format of each module, None for floats.
 
-        `modules`: module name -> "embedding", "lm_head", or "format" for all others.
+        `modules`: module name -> "embedding", "lm_head", "towers", or "format" for all others.
         `tied`: True if the embedding and the LM head are one matrix. Overrides may then use either name.
 
-        Raises ValueError for a pattern that matches no module, and if one matrix has different settings (`splits`)."""
+        Raises ValueError for a pattern that matches no module, and if one matrix has different settings (`splits`).
+        The same for `towers` of a model without one."""
+        if self.towers != AUTO and "towers" not in modules.values():
+            raise ValueError(
+                f"towers={str(self.towers or FLOAT)!r}: this model has no tower for images or sound, or is loaded "
+                "without it (media=False); leave towers out"
+            )
         known = dict.fromkeys([*modules, "lm_head"])
         for pattern in self.overrides:
             if not any(fnmatchcase(name, pattern) for name in known):
@@ -81,8 +92,10 @@ class QuantizationConfig:
         if self.format is None:
             return None
         layout = self.format.layout
-        if layout.code not in SMALL_CODES or layout.code == "int6":
+        if layout.code not in SMALL_CODES or (layout.code == "int6" and kind != "towers"):
             return self.format
+        if kind == "towers":
+            return read_format("int8")
         return read_format("q6_k" if layout.in_super_blocks or layout.code in ("int1", "int2") else "int8")
 
     def _setting_of(self, name: str, kind: str) -> Format | str | None:
@@ -112,12 +125,12 @@ class QuantizationConfig:
         return next(iter(formats.values())) if formats else self._of(embedding, "embedding")
 
     def without_overrides(self) -> QuantizationConfig:
-        """Returns a copy without overrides, for a model with other modules."""
+        """Returns a copy without overrides and `towers`, for a model with other modules."""
         return QuantizationConfig(self.format or FLOAT, embedding=self.embedding, lm_head=self.lm_head)
 
     def to_dict(self) -> dict[str, Any]:
         """A dict that `read_quantization` accepts and turns into an equal config."""
-        choices = {name: _as_dict(getattr(self, name)) for name in ("embedding", "lm_head")}
+        choices = {name: _as_dict(getattr(self, name)) for name in ("embedding", "lm_head", "towers")}
         return {
             **(self.format.to_dict() if self.format else {"format": FLOAT}),
             **choices,

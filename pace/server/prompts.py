@@ -189,11 +189,14 @@ class PromptReader:
         return self.plan(prompt).prompt
 
     def encode_chat(self, prompt: ChatPrompt, add_special_tokens: bool | None = None) -> list[int]:
-        """Returns the token ids of a conversation, with the placeholders of its media. `add_special_tokens` overrides
-        the prompt's own."""
+        """Returns the token ids of a conversation, as `read_chat`."""
+        return self.read_chat(prompt, add_special_tokens).tokens
+
+    def read_chat(self, prompt: ChatPrompt, add_special_tokens: bool | None = None) -> Prompt:
+        """Returns the tokens and media of a conversation. `add_special_tokens` overrides the prompt's own."""
         turn = self.plan(prompt)
         adds = prompt.add_special_tokens if add_special_tokens is None else add_special_tokens
-        return self._encode(turn.prompt, turn.media, adds, prompt.param).tokens
+        return self._encode(turn.prompt, turn.media, adds, prompt.param)
 
     def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         return self._encode(text, (), add_special_tokens, param).tokens

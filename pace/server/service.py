@@ -277,12 +277,12 @@ class Service:
             raise ApiError(400, OFF, param="name", code="prefixes_not_kept")
         self.check_ready()
         with self.admission.request(key):
-            tokens = whole_blocks(await self.work(request.tokens, self.reader, self.limits))
-            if not tokens:
+            prompt = whole_blocks(await self.work(request.read, self.reader, self.limits))
+            if not prompt.tokens:
                 raise invalid("prompt" if request.messages is None else "messages", "must have more than 16 tokens")
-            self.reader.check_length(tokens)
-            async with self.admission.rows(1, len(tokens), 0):
-                return await self.prefixes.save(request.name, tokens, salt, joined_salt(salt, request.cache_salt))
+            self.reader.check_length(prompt.tokens)
+            async with self.shared.media_workers.prepared([prompt]), self.admission.rows(1, len(prompt.tokens), 0):
+                return await self.prefixes.save(request.name, prompt, salt, joined_salt(salt, request.cache_salt))
 
     async def decide(
         self, request: DecisionRequest, salt: str | None, key: str | None, adapter: Choice = None
@@ -320,10 +320,9 @@ class Service:
                     compiled = await self._grammar_workers.compile(
                         generator.constraints.grammars, config.grammar, param
                     )
-            if self.prefixes is not None and not adapter:
-                texts = [prompt.tokens for prompt in prompts if not prompt.runs]
-                await self.prefixes.restore(texts, joined_salt(salt, job.cache_salt))
             async with self.shared.media_workers.prepared(prompts):
+                if self.prefixes is not None and not adapter:
+                    await self.prefixes.restore(prompts, joined_salt(salt, job.cache_salt))
                 with self.adapters.using(adapter) as adapters:
                     prepared = await self.work(self._prepare, generator, job, prompts, config, turn, salt, adapters)
                     del compiled, prompts  # kept until here, so that a grammar is not compiled again

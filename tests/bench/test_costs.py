@@ -96,6 +96,7 @@ def test_every_shape_is_a_config_that_pace_reads(name):
         "gemma-2-9b": 9.24, "gemma-3-1b": 1.0, "gemma-3-4b": 3.88, "deepseek-v2-lite": 15.7, "glm-4.7-flash": 29.9,
         "qwen3-30b-a3b": 30.5, "mixtral-8x7b": 46.7, "gpt-oss-20b": 20.9,
         "lfm2-1.2b": 1.17, "qwen3.5-0.8b": 0.752, "qwen3.5-4b": 4.21, "qwen3.6-35b-a3b": 34.7,
+        "qwen3-vl-2b": 1.72, "qwen3.5-4b-vl": 4.21, "smolvlm-500m": 0.409, "lfm2-vl-450m": 0.354,
         "gemma-4-e2b": 4.63, "gemma-4-26b-a4b": 25.2, "granite-4-h-tiny": 6.94, "nemotron-3-nano": 31.6,
     }  # fmt: skip
     elements = sum(torch.Size(target.shape).numel() for target, *_ in model.targets().values())

@@ -10,9 +10,11 @@ import torch
 from pace.bench.limits import Limits
 from pace.bench.plan import PROCESS_BYTES, plan
 from pace.bench.prediction import efficiency
-from pace.bench.towers import Encoding, blank
+from pace.bench.shapes import SHAPES
+from pace.bench.towers import CLIP_TOKENS, Encoding
 from pace.llm.engine.media import MEDIA_CACHE_BYTES
 from pace.llm.models.model_list import read_config
+from pace.llm.models.towers.tower import Tower
 from pace.ops import native
 from tests.llm.models.towers import omni
 from tests.llm.models.towers.seeing import run_to_end
@@ -42,10 +44,6 @@ def tower_of(config: dict):
     return model_class(parsed, torch.bfloat16, native).towers[0]
 
 
-def flops_of(encoding: Encoding) -> int:
-    return sum(run.flops + run.attention_flops for run in encoding.runs)
-
-
 @pytest.mark.parametrize("num_tokens", [300, 1024])
 def test_operations_by_hand(num_tokens):
     size, inner, rows, merged = 1024, 4096, 4 * num_tokens, 4096
@@ -53,10 +51,10 @@ def test_operations_by_hand(num_tokens):
     merger = 2 * num_tokens * (merged * merged + merged * 2048)
     patches = 2 * rows * 3 * 2 * 16 * 16 * size
     encoding = Encoding(tower_of(QWEN3_VL_2B), num_tokens)
-    assert flops_of(encoding) == 24 * block + 4 * merger + patches
+    assert encoding.flops == 24 * block + 4 * merger + patches
     reached = efficiency("avx2", torch.bfloat16)
     attention = 24 * 4 * rows * rows * size
-    expected = (flops_of(encoding) - attention) / reached.products + attention / reached.prefill_attention
+    expected = (encoding.flops - attention) / reached.products + attention / reached.prefill_attention
     assert encoding.plan(torch.bfloat16, LIMITS).encode_seconds == pytest.approx(expected / 200e9)
 
 
@@ -65,7 +63,7 @@ def test_windows_need_less_attention():
     config = QWEN3_VL_2B | {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
     config["text_config"] = {name: value for name, value in TEXT.items() if name not in ("head_dim", "rope_scaling")}
     flops = [
-        flops_of(Encoding(tower_of(config | {"vision_config": vision | {"fullatt_block_indexes": full}}), 16 * 16))
+        Encoding(tower_of(config | {"vision_config": vision | {"fullatt_block_indexes": full}}), 16 * 16).flops
         for full in ([0, 1, 2, 3], [1])
     ]
     whole, window, sides = 1024, 64, 16
@@ -84,7 +82,7 @@ def test_memory_is_that_of_the_largest_program_at_least(kind, tmp_path):
         tower = model._model.tower(kind)
         planned = Encoding(tower, 60).plan(torch.float32, LIMITS)
         assert planned.weight_bytes == tower.nbytes and planned.kind == kind
-        media = blank(tower, 60)
+        media = tower.blank(60 if kind == "image" else CLIP_TOKENS)
         rows = run_to_end(runner.encode(media))
         assert rows.shape == (planned.num_tokens, tower.width) and rows.nbytes == planned.row_bytes
         used = max(program.buffer_bytes for program in runner._slices.values()) + media.features.nbytes + rows.nbytes
@@ -125,3 +123,42 @@ def test_the_command_prints_towers(tmp_path, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "\nan image of 1,000 tokens is encoded in 0.0 s (bfloat16), " in shown
     assert "\na minute of sound is encoded in " in shown
+
+
+@pytest.mark.skipif("native" not in backends(), reason="the native kernels are not built")
+def test_a_measured_encoding(tmp_path, capsys, monkeypatch):
+    from pace.bench import limits
+    from pace.cli import main
+
+    monkeypatch.setattr(limits, "measure", lambda seconds=0.0: LIMITS)
+    omni.save_omni(tmp_path)
+    words = ["bench", str(tmp_path), "--prompt", "8", "--generate", "2", "--repeats", "1"]
+    assert main([*words, "--image-tokens", "40", "--json"]) == 0
+    image, clip = json.loads(capsys.readouterr().out)["towers"]
+    for found, kind, num_tokens in ((image, "image", 40), (clip, "audio", CLIP_TOKENS)):
+        assert (found["kind"], found["tokens"]) == (kind, num_tokens)
+        assert found["encode_s"] > 0 and found["encode_mfu"] > 0 and found["weight_bytes"] > 0
+        assert found["predicted_ratio"] == pytest.approx(found["predicted_s"] / found["encode_s"], rel=1e-3)
+    assert main([*words, "--image-tokens", "40"]) == 0
+    shown = capsys.readouterr().out
+    assert "\nimage " in shown and "\nclip " in shown and " 40 tokens; measured is " in shown
+    assert main([*words, "--json"]) == 0 and json.loads(capsys.readouterr().out)["towers"] == []
+    from pace.assets import TINY
+
+    assert main(["bench", str(TINY), "--image-tokens", "40"]) == 1
+    assert "has no tower for images or sound; leave --image-tokens out" in capsys.readouterr().err
+
+
+def test_every_tower_makes_blank_media():
+    """For the shapes of `pace bench --list`, plans are made of them."""
+    towers = [Tower]
+    for tower in towers:
+        towers += tower.__subclasses__()
+    assert not [tower.__name__ for tower in towers if not tower.__subclasses__() and tower.blank is Tower.blank]
+    found = {}
+    for name, raw in SHAPES.items():
+        if "vision_config" in raw:
+            encoding = Encoding(tower_of(raw), 256)
+            found[name] = encoding.num_tokens
+            assert encoding.row_bytes == 4 * encoding.tower.width * encoding.num_tokens and encoding.flops > 1e9, name
+    assert {"qwen3-vl-2b": 256, "qwen3.5-4b-vl": 256}.items() <= found.items()

@@ -81,6 +81,17 @@ def test_questions_with_images(command, folder, answers):
     ]
 
 
+@pytest.mark.thorough
+def test_a_conversation_about_an_image_goes_on_in_the_next_run(command, folder, answers, tmp_path):
+    """What the cache held of the image is in the file."""
+    words = "chat", str(folder / "model"), *GREEDY, "--session", str(tmp_path / "kept")
+    first, second = answers(("a.png", "w1"), ("w2",))
+    assert command(*words, "--image", str(folder / "a.png"), stdin="w1\n")[:2] == (0, f"{first}\n")
+    code, out, err = command(*words, stdin="w2\n/stats\n")
+    assert (code, out) == (0, f"{second}\n")
+    assert "(16 of them reused)" in err or "(32 of them reused)" in err
+
+
 @clips
 def test_drawn_pictures_and_a_clip(command, tmp_path, clip):
     """Both commands give the answer of Python about all of them."""

@@ -38,6 +38,18 @@ def test_columns_of_a_matrix_alone() -> None:
     assert torch.equal(x, expected)
 
 
+@on_each_isa
+def test_columns_have_factors_of_their_own() -> None:
+    x = torch.randn(5, 20_000, generator=torch.Generator().manual_seed(0))
+    factors = torch.linspace(-3, 3, 19_990)
+    expected = x.clone()
+    native.scale_(x[:, 7:19_997], factors)
+    reference.scale_(expected[:, 7:19_997], factors)
+    assert torch.equal(x, expected)
+    with pytest.raises(ValueError, match="factor must be a contiguous vector of 19989"):
+        native.scale_(x[:, 7:19_996], factors)
+
+
 def test_a_nan_stays_one() -> None:
     x = torch.tensor([[1.0, torch.nan, torch.inf, -torch.inf]])
     native.softcap_(x, 2.0)

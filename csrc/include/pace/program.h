@@ -145,8 +145,8 @@ class Program {
     void glu(Value out, Columns x, const ActivationFunction& activation);  // x is [gate | up]
     // Adds the products of the adapters that each row of the step is routed to. In place.
     void add_adapters(Columns y, Columns x, const Norm& norm, const AdapterTable& adapters);
-    void scale(Columns x, float factor);  // in place
-    void softcap(Columns x, float cap);   // in place
+    void scale(Columns x, float factor, const float* factors);  // in place; factors [x.count] or null
+    void softcap(Columns x, float cap);                         // in place
     // norm(x), or with a residual, factor * (residual + norm(x)).
     void norm(Value out, Columns x, const Norm& norm, std::optional<Columns> residual, float factor);
     void linear(Value out, Columns x, const LinearOptions& options, std::optional<Value> residual);

@@ -105,12 +105,14 @@ struct GluOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
-// csrc/ops/elementwise.cpp. x *= factor, in place. A chunk is a piece of a row: rows of logits are few and long.
+// csrc/ops/elementwise.cpp. x *= factor, or x[:, i] *= factors[i], in place. A chunk is a piece of a row: rows of logits
+// are few and long.
 struct ScaleOp {
     static constexpr int kPhases = 1;
     float* x;  // [rows][k], x_stride floats between rows
     int64_t x_stride, rows, k;
     float factor;
+    const float* factors;  // [k]; null for `factor`
 
     void prepare(int) {}
     int64_t chunks(int) const;

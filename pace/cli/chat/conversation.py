@@ -166,14 +166,11 @@ class Conversation:
             self._is_warned = False
         return messages
 
-    def tokens(self) -> list[int]:
-        """Tokens that the prompt of a next question begins with, up to the first image or clip, as far as the context
-        holds them."""
+    def beginning(self) -> Prompt:
+        """What the prompt of a next question begins with, as far as the context holds it."""
         if not self.messages:
-            return []
-        prompt = self._encoded(self.messages, begin_answer=False)
-        end = min((run.start for run in prompt.runs), default=len(prompt.tokens))
-        return prompt.tokens[: min(end, self.model.max_seq_len)]
+            return Prompt([])
+        return self._encoded(self.messages, begin_answer=False).beginning(self.model.max_seq_len)
 
     def _count(self, messages: list[dict]) -> int:
         """Tokens of the messages in the model's template."""

@@ -46,9 +46,12 @@ class KeptConversation:
         if messages is self._before or messages == self._before:
             return
         note = json.dumps(to_saved(messages), ensure_ascii=False).encode()
+        from pace.llm.inputs import Prompts
+
+        prompt = self._conversation.beginning()
         with self._model.session(self._conversation.adapter) as session:
-            if tokens := self._conversation.tokens():
-                session.append(tokens)
+            if prompt.tokens:
+                session.append(Prompts([prompt.tokens], None, [prompt.media]))
             session.save(self._path, note)
         self._before = messages
         self._notice(f"({counted(len(messages), 'message')} in {self._path})")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from pace import _C
 from pace.graph.instructions import Columns, Instruction, Places, Value
 from pace.graph.symbols import Rows
 from pace.ops.experts import Activation as ActivationFunction
-from pace.ops.kernels.elementwise import check_gate
+from pace.ops.kernels.elementwise import check_factor, check_gate
 
 
 @dataclass(eq=False)
@@ -71,19 +73,21 @@ def gate_(x: Rows, gate: Rows, activation: str | None = "sigmoid") -> None:
 
 @dataclass(eq=False)
 class Scale(Instruction):
-    """x *= factor, in place."""
+    """x *= factor, in place; a number, or one for each column."""
 
     operations = ("scale_",)
     operator = "norm"
     changed = "x"
     x: Columns
-    factor: float
+    factor: float | Tensor
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        program.scale(places.columns(self.x), self.factor)
+        factors = (1.0, self.factor) if isinstance(self.factor, Tensor) else (self.factor,)
+        program.scale(places.columns(self.x), *factors)
 
 
-def scale_(x: Rows, factor: float) -> None:
+def scale_(x: Rows, factor: float | Tensor) -> None:
+    check_factor(factor, x.columns.count)
     x.recording.append(Scale(x.columns, factor))
 
 

@@ -20,12 +20,15 @@ class Setting(NamedTuple):
 class ModelIdentity:
     """The settings of a loaded model, and the digest of its checkpoint."""
 
-    def __init__(self, settings: dict[str, Setting], digest: Callable[[], str]) -> None:
-        """`digest` returns the digest of the checkpoint's contents. It reads all files, so it is called once, when it
-        is first needed."""
+    def __init__(
+        self, settings: dict[str, Setting], digest: Callable[[], str], mmproj: Callable[[], str] = lambda: ""
+    ) -> None:
+        """`digest` returns the digest of the checkpoint's contents, and `mmproj` that of the file of its towers if they
+        are in another one. They read all files, so each is called once, when it is first needed."""
         self.settings = settings
-        self._compute = digest
+        self._compute, self._compute_mmproj = digest, mmproj
         self._digest: str | None = None
+        self._mmproj: str | None = None
         self._lock = threading.Lock()
 
     @property
@@ -36,6 +39,14 @@ class ModelIdentity:
             if self._digest is None:
                 self._digest = self._compute()
             return self._digest
+
+    @property
+    def mmproj(self) -> str:
+        """Digest of the file of its towers; empty if they are in the checkpoint. Raises OSError."""
+        with self._lock:
+            if self._mmproj is None:
+                self._mmproj = self._compute_mmproj()
+            return self._mmproj
 
     def described(self) -> dict[str, str]:
         """The settings and the digest, as they are saved."""

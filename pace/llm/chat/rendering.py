@@ -91,7 +91,7 @@ class Rendering:
         if kind not in self._media_in_parts:
             content = [{"type": kind}, {"type": "text", "text": "zq_text"}]
             shown = self.attempt([{"role": "user", "content": content}])
-            self._media_in_parts[kind] = shown.count(self.processors[kind].token) == 1 and "zq_text" in shown
+            self._media_in_parts[kind] = shown.count(self.processors[kind].marker) == 1 and "zq_text" in shown
         return self._media_in_parts[kind]
 
     @property

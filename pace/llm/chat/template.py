@@ -229,7 +229,7 @@ class ChatTemplate:
             return place
         for kind, processor in self._rendering.processors.items():
             parts = [part for turn in way.turns for _, part in turn.media if part.kind == kind]
-            if shown.count(processor.token) < len(parts):
+            if shown.count(processor.marker) < len(parts):
                 return parts[0].where or NOUNS[kind]
         mistaken = self._mistaken(marked, way.tools, options, shown)
         if mistaken is None:

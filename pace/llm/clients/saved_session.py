@@ -1,4 +1,4 @@
-"""Saves the sequence of a session in a file, and loads it: the tokens, and what the cache holds of them."""
+"""Saves the sequence of a session in a file, and loads it: tokens and media, and what the cache holds of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -16,9 +16,12 @@ from pace.llm.cache.groups import first_kept
 from pace.llm.cache.identity import ModelIdentity
 from pace.llm.cache.room import Room
 from pace.llm.cache.saved_file import SavedFile, write_file
+from pace.llm.clients.saved_media import describe, feature_bytes, read_media, whole_media
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
+from pace.llm.inputs import held_token
 from pace.llm.sequence import AdapterKey, Sequence
+from pace.media.media import MediaSpan
 
 logger = logging.getLogger("pace")
 
@@ -41,6 +44,7 @@ class Saved(NamedTuple):
     """Data of the program that saved it."""
     adapter: AdapterKey = ()
     """The adapters that it was computed with."""
+    media: tuple[MediaSpan, ...] = ()
 
 
 class _Lost(Exception):
@@ -79,6 +83,7 @@ def _save_once(driver: EngineDriver, sequence: Sequence, path: Path, about: dict
     if extent.num_tokens < len(sequence.tokens):
         raise _Lost
     pieces = list(extent.pieces(spec))
+    features = [feature_bytes(media) for media in whole_media(sequence.media)]
     head = {
         "model": about,
         "num_prompt_tokens": sequence.num_prompt_tokens,
@@ -88,17 +93,21 @@ def _save_once(driver: EngineDriver, sequence: Sequence, path: Path, about: dict
     }
     if sequence.adapter:
         head["adapter"] = sequence.adapter
+    if sequence.media:
+        head["media"], head["mmproj"] = describe(sequence.media), _identity(driver).mmproj
 
     def contents() -> Iterator[bytes | memoryview]:
         yield tokens
         yield note
+        yield from features
         for piece in pieces:
             data = _call(driver, partial(_read, sequence=sequence, piece=piece, num_tokens=extent.num_tokens))
             if data is None:
                 raise _Lost
             yield data.data
 
-    write_file(path, head, [len(tokens), len(note), *(piece.num_bytes for piece in pieces)], contents())
+    before = [len(tokens), len(note), *map(len, features)]
+    write_file(path, head, [*before, *(piece.num_bytes for piece in pieces)], contents())
 
 
 def _read(engine: Engine, sequence: Sequence, piece: Piece, num_tokens: int) -> np.ndarray | None:
@@ -136,7 +145,8 @@ def load(driver: EngineDriver, sequence: Sequence, path: Path) -> bytes:
             )
         num_tokens = saved.extent.num_tokens
         has_room = _call(driver, lambda engine: _begin(engine, sequence, saved))
-        for piece, data in zip(pieces, file.pieces(2), strict=True):  # checks all, also without room
+        of_cache = file.pieces(2 + len(whole_media(saved.media)))
+        for piece, data in zip(pieces, of_cache, strict=True):  # checks all, also without room
             if has_room:
                 write = partial(_write, sequence=sequence, piece=piece, data=data, num_tokens=num_tokens)
                 has_room = _call(driver, write)
@@ -165,8 +175,9 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
         head.get(name) for name in ("num_prompt_tokens", "num_computed", "starts")
     )
     tokens = np.frombuffer(file.piece(0), TOKEN).tolist() if len(file.sizes) > 1 and not file.sizes[0] % 4 else None
-    counts = (num_prompt_tokens, num_computed)
-    if tokens is None or not all(type(count) is int and 0 <= count <= len(tokens) for count in counts):
+    # A session that was cut keeps the angles of its longer prompt.
+    longest = engine.model.max_position_embeddings
+    if tokens is None or not (_is_count(num_prompt_tokens, longest) and _is_count(num_computed, len(tokens))):
         raise ValueError("its head contradicts itself")
     if len(tokens) > engine.max_length:
         raise ValueError(
@@ -175,13 +186,24 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
         )
     if tokens and not 0 <= min(tokens) <= max(tokens) < engine.model.vocab_size:
         raise ValueError("it has tokens that this model does not have")
+    entries = head.get("media", [])
+    num_first = 2 + (len(entries) if isinstance(entries, list) else len(file.sizes))
     spec = engine.cache.spec
     extent = Extent(num_computed, tuple(starts) if isinstance(starts, list) else (), head.get("has_mark") is True)
     pieces = list(extent.pieces(spec)) if extent.is_valid(spec) else None
-    if pieces is None or file.sizes[2:] != [piece.num_bytes for piece in pieces]:
+    if pieces is None or file.sizes[num_first:] != [piece.num_bytes for piece in pieces]:
         raise ValueError("its keys and values have another layout than this model's")
     adapter = _adapter_of(head.get("adapter", []))
-    return Saved(tokens, num_prompt_tokens, extent, bytes(file.piece(1)), adapter), pieces
+    if entries and head.get("mmproj") != _identity(driver).mmproj:
+        raise ValueError("its images were encoded with another mmproj file; give that one, or compute it again")
+    vocab_size = engine.model.vocab_size
+    placeholders = {tower.kind: held_token(tower.placeholder, vocab_size) for tower in engine.model.towers}
+    media = read_media(entries, [file.piece(number) for number in range(2, num_first)], tokens, placeholders)
+    return Saved(tokens, num_prompt_tokens, extent, bytes(file.piece(1)), adapter, media), pieces
+
+
+def _is_count(value: Any, maximum: int) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= maximum
 
 
 def _adapter_of(value: Any) -> AdapterKey:
@@ -197,7 +219,7 @@ def _adapter_of(value: Any) -> AdapterKey:
 def _begin(engine: Engine, sequence: Sequence, saved: Saved) -> bool:
     """Gives the sequence its tokens, and room in the cache. Returns False without room."""
     cache, scheduler = engine.cache, engine.scheduler
-    sequence.tokens, sequence.num_prompt_tokens = saved.tokens, saved.num_prompt_tokens
+    sequence.tokens, sequence.num_prompt_tokens, sequence.media = saved.tokens, saved.num_prompt_tokens, saved.media
 
     def take() -> bool:
         if not take_room(cache, sequence, saved.extent):

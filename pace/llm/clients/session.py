@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,17 @@ from torch import Tensor
 from pace.llm.clients import saved_session
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
+from pace.llm.inputs import Prompts
 from pace.llm.sampling.sampler import Collector
 from pace.llm.sequence import AdapterKey, NullSink, Sequence
 from pace.llm.text.stopping_criteria import NeverStops
+from pace.media.media import MediaSpan
 from pace.memory import available_memory_bytes, format_bytes
+
+MediaReader = Callable[[Mapping[str, Any], bool], Prompts]
+"""Reads a text and its media, or the arrays of a processor. The flag is True at the start of a session."""
+Appended = Iterable[int] | Tensor | Prompts | Mapping[str, Any]
+"""What a session appends: token ids, one prompt that was read before, or what a `MediaReader` reads."""
 
 MANY_BYTES = 64 << 20
 """Below this size, available memory is not checked: that takes as long as a decode step of a small model."""
@@ -58,9 +66,17 @@ class Session:
 
     _is_closed = True  # until it is made, which Ctrl-C may prevent
 
-    def __init__(self, driver: EngineDriver, cache_salt: str | None = None, adapter: AdapterKey = ()) -> None:
-        """`cache_salt` as in `LLMModel.add_request`. `adapter` has loaded adapters."""
+    def __init__(
+        self,
+        driver: EngineDriver,
+        cache_salt: str | None = None,
+        adapter: AdapterKey = (),
+        read_media: MediaReader | None = None,
+    ) -> None:
+        """`cache_salt` as in `LLMModel.add_request`. `adapter` has loaded adapters. `read_media` is the reader of
+        mappings."""
         self._driver = driver
+        self._read_media = read_media
         self._sequence = Sequence([], strategy=None, stopping=NeverStops(), max_length=driver.engine.max_length)
         self._sequence.sink = OutcomeSink()
         self._sequence.cache_salt, self._sequence.adapter = cache_salt, adapter
@@ -75,22 +91,31 @@ class Session:
     def __len__(self) -> int:
         return len(self._sequence.tokens)
 
-    def append(self, ids: Iterable[int] | Tensor, logits: str | int = "last") -> Tensor:
+    @property
+    def media(self) -> tuple[MediaSpan, ...]:
+        """The images and clips so far, and the tokens that stand for them."""
+        return self._sequence.media
+
+    def append(self, ids: Appended, logits: str | int = "last") -> Tensor:
         """Appends tokens and returns fp32 logits `[rows, vocab]` after the wanted tokens, one row each.
 
+        `ids` may also be `{"prompt": text, "images": [...], "audio": [...]}`, or the arrays of the checkpoint's
+        processor (`generate`). A text gets special tokens only at the start of a session.
         `logits`: "last" for the last token (1 row), "all" for every token of `ids`, an int k for the last k of them.
         Rope scaling that depends on the prompt's length (dynamic, longrope) uses the length of the first append.
 
         Raises ValueError for no ids, ids outside the vocabulary, more tokens than the context holds, k out of `1 ..
-        len(ids)`, or logits that are not finite. Raises MemoryError for more rows of logits than memory holds. After an
+        len(ids)`, or logits that are not finite. The same for images and sound that the model does not take or cannot
+        read. Raises MemoryError for more rows of logits than memory holds. After an
         error or Ctrl-C the session is unchanged.
         """
         return append_each([(self, ids)], logits)[0]
 
-    def _plan(self, ids: Iterable[int] | Tensor, logits: str | int) -> tuple[Callable[[Engine], None], Collector]:
+    def _plan(self, ids: Appended, logits: str | int) -> tuple[Callable[[Engine], None], Collector]:
         """Checks an append. Returns the function that starts it on the engine's thread, and the strategy that collects
         its logits."""
         self._check_open()
+        ids, media = self._with_media(ids)
         ids = self._checked_ids(ids)
         num_rows = self._num_rows(logits, len(ids))
         self._check_room(num_rows)
@@ -101,6 +126,7 @@ class Session:
         def begin(engine: Engine) -> None:
             sequence.strategy, sequence.error, sequence.finish_reason = strategy, None, None
             sequence.tokens.extend(ids)
+            sequence.media += tuple(replace(span, start=span.start + length) for span in media)
             sequence.num_prompt_tokens = sequence.num_prompt_tokens or len(ids)
             sequence.wanted_from = first
             engine.scheduler.add(sequence)
@@ -108,23 +134,30 @@ class Session:
         return begin, strategy
 
     def truncate(self, num_tokens: int) -> None:
-        """Drops all but the first `num_tokens` tokens. Raises ValueError if there are fewer."""
+        """Drops all but the first `num_tokens` tokens. Raises ValueError if there are fewer, or if this would leave a
+        part of an image or clip."""
         self._check_open()
         if isinstance(num_tokens, bool) or not isinstance(num_tokens, numbers.Integral):
             raise TypeError(f"truncate takes the number of tokens to keep, an int; got {num_tokens!r}")
         if not 0 <= num_tokens <= len(self):
             raise ValueError(f"truncate takes the number of tokens to keep, 0 to {len(self)}; got {num_tokens}")
+        for start, end in _extents(self.media):
+            if start < num_tokens < end:
+                raise ValueError(
+                    f"the tokens {start} to {end - 1} are an image or a clip, which truncate keeps or drops as a "
+                    f"whole; got {num_tokens}"
+                )
         self._run(lambda engine: self._cut(engine, num_tokens))
 
     def fork(self) -> Session:
         """Returns a second session with the same tokens. Cached blocks are shared until one of the two writes to
         them."""
         self._check_open()
-        fork = Session(self._driver, self._sequence.cache_salt, self._sequence.adapter)
+        fork = Session(self._driver, self._sequence.cache_salt, self._sequence.adapter, self._read_media)
         source, target = self._sequence, fork._sequence
 
         def share(engine: Engine) -> None:
-            target.tokens = list(source.tokens)
+            target.tokens, target.media = list(source.tokens), source.media
             target.num_prompt_tokens = source.num_prompt_tokens
             engine.cache.fork(source, target, source.num_computed)
 
@@ -163,12 +196,17 @@ class Session:
 
     @classmethod
     def load(
-        cls, driver: EngineDriver, path: str | Path, cache_salt: str | None = None, adapter: AdapterKey = ()
+        cls,
+        driver: EngineDriver,
+        path: str | Path,
+        cache_salt: str | None = None,
+        adapter: AdapterKey = (),
+        read_media: MediaReader | None = None,
     ) -> tuple[Session, bytes]:
         """Returns the session in a file, and the note that was saved with it. Raises the errors of
         `LLMModel.load_session`."""
         path = saved_session.path_of(path)
-        session = cls(driver, cache_salt, adapter)
+        session = cls(driver, cache_salt, adapter, read_media)
         try:
             return session, saved_session.load(driver, session._sequence, path)
         except BaseException:
@@ -195,6 +233,16 @@ class Session:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ValueError("this session is closed; make a new one with LLMModel.session()")
+
+    def _with_media(self, ids: Appended) -> tuple[Iterable[int] | Tensor, tuple[MediaSpan, ...]]:
+        """Reads what is appended: token ids, not checked yet, and the media among them."""
+        if isinstance(ids, Mapping) and self._read_media is not None:
+            ids = self._read_media(ids, not len(self))
+        if not isinstance(ids, Prompts):
+            return ids, ()
+        if len(ids.rows) != 1:
+            raise ValueError(f"append takes one sequence of tokens; got {len(ids.rows)} of them")
+        return ids.rows[0], ids.media[0] if ids.media else ()
 
     def _checked_ids(self, ids: Iterable[int] | Tensor) -> list[int]:
         if isinstance(ids, (str, bytes)):
@@ -254,6 +302,7 @@ class Session:
         """Drops tokens from the end of the parked sequence."""
         sequence = self._sequence
         del sequence.tokens[num_tokens:]
+        sequence.media = tuple(span for span in sequence.media if span.end <= num_tokens)
         if not num_tokens:  # otherwise the remaining tokens keep their angles
             sequence.num_prompt_tokens = 0
         engine.cache.truncate(sequence, num_tokens)
@@ -271,9 +320,16 @@ class Session:
         engine.scheduler.park(sequence)
 
 
-def append_each(
-    appends: SequenceOf[tuple[Session, Iterable[int] | Tensor]], logits: str | int = "last"
-) -> list[Tensor]:
+def _extents(media: Iterable[MediaSpan]) -> Iterable[tuple[int, int]]:
+    """Yields the first token of each medium, and the position after its last one."""
+    start = 0
+    for span in media:
+        start = start if span.first else span.start
+        if span.is_last:
+            yield start, span.end
+
+
+def append_each(appends: SequenceOf[tuple[Session, Appended]], logits: str | int = "last") -> list[Tensor]:
     """Runs `Session.append` for several sessions of one model at once, in common steps. Returns the rows of logits of
     each. After an error or Ctrl-C all of them are unchanged."""
     sessions = [session for session, _ in appends]

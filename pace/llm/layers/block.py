@@ -11,11 +11,12 @@ from torch import Tensor
 from pace.batch import ForwardBatch, LayerBlocks, LayerCache
 from pace.llm.layers.base import Layer
 from pace.llm.layers.linear import Linear
-from pace.llm.layers.norm import LayerNorm, NoNorm, RMSNorm, UnitNorm
+from pace.llm.layers.norm import LayerNorm, LayerScale, NoNorm, RMSNorm, UnitNorm
 from pace.llm.layers.rotary import Angles
 from pace.ops.protocol import ForwardOps
 
 Norm = RMSNorm | LayerNorm | UnitNorm | NoNorm
+PostNorm = Norm | LayerScale
 
 MixerBlocks = LayerBlocks | tuple[LayerBlocks, ...]
 """The cache of a mixer, in the form of its `cache`."""
@@ -76,7 +77,8 @@ class Block(Layer):
     """`x + mixer(norm(x))`, then `x + mlp(norm(x))`, with these options:
 
     - `mixer_norm`, `mlp_norm`: norm of each branch's input. Either may be NoNorm.
-    - `mixer_post_norm`, `mlp_post_norm`: norm of a branch's output, before it is added (Gemma 2, OLMo 2, GLM-4).
+    - `mixer_post_norm`, `mlp_post_norm`: norm of a branch's output, before it is added (Gemma 2, OLMo 2, GLM-4), or a
+      `LayerScale` of it (InternVL).
     - `norms_sum`: the post norms apply to the sum `x + branch` instead (the OPT of 350m, BERT).
     - `parallel`: both branches read the layer's input x (GPT-NeoX). If `mlp_norm` is None, both read the same
       normalised x (Phi, GPT-J, Cohere).
@@ -90,8 +92,8 @@ class Block(Layer):
         mlp_norm: Norm | None,
         mlp: FeedForward,
         *,
-        mixer_post_norm: Norm | None = None,
-        mlp_post_norm: Norm | None = None,
+        mixer_post_norm: PostNorm | None = None,
+        mlp_post_norm: PostNorm | None = None,
         norms_sum: bool = False,
         parallel: bool = False,
         branch_scale: float = 1.0,
@@ -151,7 +153,7 @@ class Block(Layer):
             x = normed if self.adds_to_norms else x
         return self._add(ops, x, partial(self.mlp, ops, normed), self.mlp_post_norm)
 
-    def _add(self, ops: ForwardOps, x: Tensor, branch: Callable[..., Tensor], post_norm: Norm | None) -> Tensor:
+    def _add(self, ops: ForwardOps, x: Tensor, branch: Callable[..., Tensor], post_norm: PostNorm | None) -> Tensor:
         """Adds a branch to x. `branch(residual)` returns `residual + branch`, or only the branch without a residual."""
         if post_norm is not None and self.norms_sum:
             return post_norm(ops, branch(residual=x))

@@ -72,6 +72,18 @@ class GatedNorm(Layer):
         return ops.gated_norm(x, gate, self.weight.values, self.eps, self.groups, self.activation, self.norm_first)
 
 
+class LayerScale(Layer):
+    """Multiplies column k of `x [T, K]` by element k of the tensor `name`, in place. It follows a branch, as a norm
+    may."""
+
+    def __init__(self, name: str, size: int):
+        self.factors = Vectors({name: size})
+
+    def __call__(self, ops: ForwardOps, x: Tensor) -> Tensor:
+        ops.scale_(x, self.factors.values)
+        return x
+
+
 class NoNorm(Layer):
     """Returns x unchanged."""
 

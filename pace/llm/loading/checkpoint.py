@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -98,6 +99,14 @@ class Checkpoint:
             others = {"config": json.dumps(config, sort_keys=True).encode()}
             others |= {f"tokenizer {name}": data for name, data in tokenizer_contents(tokenizer).items()}
             return checkpoint_digest(opened, others, workers)
+
+    def mmproj_digest(self) -> str:
+        """Returns the digest of the mmproj file with the towers of a GGUF file; empty if there is none. Raises
+        OSError."""
+        if self.gguf is None or self.gguf.towers.path is None:
+            return ""
+        with open(self.gguf.towers.path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _add_found_towers(checkpoint: GgufCheckpoint) -> None:

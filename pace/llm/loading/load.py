@@ -293,7 +293,8 @@ def _identity(
     }
     workers = min(threads, MAX_LOADING_THREADS)
     end = "" if merged is None else f" with {merged.digest}"
-    return ModelIdentity(settings, lambda: checkpoint.digest(_tokenizer_path(options, checkpoint), workers) + end)
+    digest = lambda: checkpoint.digest(_tokenizer_path(options, checkpoint), workers) + end
+    return ModelIdentity(settings, digest, checkpoint.mmproj_digest)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -75,7 +75,7 @@ def split_head(model: Model, config: QuantizationConfig | None) -> None:
 
 
 def plan_weights(
-    model: Layer, lm_head: Layer, config: QuantizationConfig | None, stored: Mapping[str, StoredQuantized]
+    model: Model, lm_head: Layer | None, config: QuantizationConfig | None, stored: Mapping[str, StoredQuantized]
 ) -> list[str]:
     """Sets the plan of every matrix of a model, before it has memory. `stored`: the checkpoint's quantised tensors, by
     the names in `Layer.targets`.
@@ -83,7 +83,13 @@ def plan_weights(
     Returns warnings for the user. Tensors that are already quantised stay as they are; the config quantises the others.
     Raises ValueError for a config whose patterns match nothing, or that finds nothing left to quantise."""
     matrices = list(model.matrices())
-    kinds = {part: _kind(matrix) for matrix in matrices if not matrix.keeps_floats for part in matrix.parts}
+    of_towers = {matrix for tower in model.towers for matrix in tower.matrices()}
+    kinds = {
+        part: "towers" if matrix in of_towers else _kind(matrix)
+        for matrix in matrices
+        if not matrix.keeps_floats
+        for part in matrix.parts
+    }
     formats = config.for_modules(kinds, isinstance(lm_head, TiedLMHead)) if config else {}
     tensors = {part: matrix.tensor(part) for matrix in matrices for part in matrix.parts}
     formats = {part: format for part, format in formats.items() if format and tensors[part] not in stored}

@@ -71,6 +71,8 @@ class Model(Layer):
     def ignored(self) -> Iterator[str]:
         """Yields regular expressions of tensors in checkpoints that are ignored."""
         yield from self.ignored_tensors
+        for tower in self.towers:
+            yield from tower.unused
 
     # -------------------------------------------------------------------------------------------------------------
     # loading

@@ -52,14 +52,18 @@ from pace.llm.models.families.helium import HeliumForCausalLM
 from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
 from pace.llm.models.families.hyperclovax import HyperCLOVAXForCausalLM
+from pace.llm.models.families.idefics3 import Idefics3ForConditionalGeneration
+from pace.llm.models.families.internvl import InternVLForConditionalGeneration
 from pace.llm.models.families.kimi_k25 import KimiK25ForConditionalGeneration
 from pace.llm.models.families.kimi_linear import KimiLinearForCausalLM
 from pace.llm.models.families.laguna import LagunaForCausalLM
 from pace.llm.models.families.lfm2 import Lfm2ForCausalLM
 from pace.llm.models.families.lfm2_moe import Lfm2MoeForCausalLM
+from pace.llm.models.families.lfm2_vl import Lfm2VlForConditionalGeneration
 from pace.llm.models.families.lfm3 import Lfm3ForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
+from pace.llm.models.families.llava import LlavaForConditionalGeneration
 from pace.llm.models.families.mamba2 import Mamba2ForCausalLM
 from pace.llm.models.families.mellum import MellumForCausalLM
 from pace.llm.models.families.minicpm import MiniCPMForCausalLM
@@ -74,6 +78,7 @@ from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM, Ol
 from pace.llm.models.families.olmo_hybrid import OlmoHybridForCausalLM
 from pace.llm.models.families.olmoe import OlmoeForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
+from pace.llm.models.families.paddleocr_vl import PaddleOCRVLForConditionalGeneration
 from pace.llm.models.families.phi import PhiForCausalLM
 from pace.llm.models.families.phi3 import Phi3ForCausalLM
 from pace.llm.models.families.phimoe import PhimoeForCausalLM
@@ -158,7 +163,9 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     HunYuanDenseV1ForCausalLM,
     HunYuanMoEV1ForCausalLM,
     HyperCLOVAXForCausalLM,
+    Idefics3ForConditionalGeneration,
     InternLM3ForCausalLM,
+    InternVLForConditionalGeneration,
     IQuestCoderForCausalLM,
     Jais2ForCausalLM,
     KimiK25ForConditionalGeneration,
@@ -166,9 +173,11 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     LagunaForCausalLM,
     Lfm2ForCausalLM,
     Lfm2MoeForCausalLM,
+    Lfm2VlForConditionalGeneration,
     Lfm3ForCausalLM,
     Llama4ForConditionalGeneration,
     LlamaForCausalLM,
+    LlavaForConditionalGeneration,
     Mamba2ForCausalLM,
     MellumForCausalLM,
     MiniCPM3ForCausalLM,
@@ -188,6 +197,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     OlmoForCausalLM,
     OlmoHybridForCausalLM,
     OPTForCausalLM,
+    PaddleOCRVLForConditionalGeneration,
     Phi3ForCausalLM,
     PhiForCausalLM,
     PhimoeForCausalLM,
@@ -225,9 +235,10 @@ MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES
     "Qwen3_5ForCausalLM": Qwen3_5ForConditionalGeneration,
     "Qwen3_5MoeForCausalLM": Qwen3_5MoeForConditionalGeneration,
     "Qwen3OmniMoeThinkerForConditionalGeneration": Qwen3OmniMoeForConditionalGeneration,
+    "SmolVLMForConditionalGeneration": Idefics3ForConditionalGeneration,
 }
 
-OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1"}
+OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1", "lfm2-vl": "lfm2vl"}
 """Stems of a model_type that differ from the class's stem."""
 
 

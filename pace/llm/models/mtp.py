@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 from torch import Tensor
 
 from pace.batch import ForwardBatch
@@ -12,6 +13,7 @@ from pace.llm.layers import Block, Layer, LayerNorm, Linear, RMSNorm
 from pace.llm.layers.block import Norm
 from pace.llm.models.base_model import FINAL_NORM, BaseModelForCausalLM
 from pace.llm.models.drafter import DraftHeadModel
+from pace.media.media import MediaSpan
 from pace.ops.protocol import ForwardOps
 
 COPIES = r"\.(embed_tokens|shared_head\.head)\..*"
@@ -113,6 +115,7 @@ class MultiTokenDrafter(DraftHeadModel):
         self.final_norm = target.mtp.norm or target.final_norm
         self.lm_head = target.lm_head
         self.taps = (FINAL_NORM,)
+        self._angle_positions = target.angle_positions
 
     def of_target(self, target: BaseModelForCausalLM) -> MultiTokenDrafter:
         assert isinstance(target, MultiTokenForCausalLM)
@@ -124,6 +127,12 @@ class MultiTokenDrafter(DraftHeadModel):
 
     def weight_counts(self) -> dict[str, int]:
         return {}
+
+    def angle_positions(self, media: Sequence[MediaSpan], start: int, end: int) -> np.ndarray | None:
+        positions = self._angle_positions(media, start, end)
+        if positions is None:
+            return None
+        return np.maximum(positions, 0)  # an image at the very start would begin before, without its first token
 
     def embed(self, ops: ForwardOps, batch: ForwardBatch) -> Tensor:
         rows = ops.given_rows(batch.given.rows[:, : self.hidden_size])

@@ -1,6 +1,6 @@
 """Images of Gemma 3: `Gemma3ImageProcessor` of transformers.
 
-An image is resized to a square, whatever its shape, and always has the same number of tokens. Two line breaks and a
+An image of any shape is resized to a square, and always has the same number of tokens. Two line breaks and a
 token for its beginning come before them, and a token for its end and two line breaks after them."""
 
 from __future__ import annotations
@@ -111,6 +111,6 @@ class Gemma3ImageProcessor(ImageProcessor):
             raise ValueError(f"max_tokens must be at least 1; got {max_tokens}")
         if max_tokens is not None and max_tokens < self.mm_tokens_per_image:
             raise MediaError(
-                f"an image has {counted(self.mm_tokens_per_image, 'token')} in this model, whatever its size, but may only have "
-                f"{max_tokens}"
+                f"an image of any size has {counted(self.mm_tokens_per_image, 'token')} in this model, but may only "
+                f"have {max_tokens}"
             )

@@ -13,6 +13,16 @@ from pace.llm.models.model_config import count, declared, number, read_number
 from pace.llm.processors.settings import read_settings
 from pace.media.patches import level_table
 
+NO_LIMIT = 1 << 60
+"""More tokens than any image has."""
+
+
+def limit_of(max_tokens: int | None) -> int:
+    """The limit of an image's tokens, NO_LIMIT for None. Raises ValueError for one below 1."""
+    if max_tokens is not None and max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1; got {max_tokens}")
+    return NO_LIMIT if max_tokens is None else max_tokens
+
 
 def channels(default: tuple[float, float, float], low: float) -> Any:
     """A field with one number for each channel; a single number counts for all three."""
@@ -51,6 +61,11 @@ class ImageProcessor:
     def from_dict(cls, raw: dict[str, Any], file: str = "preprocessor_config.json") -> Self:
         """Reads the settings of `raw`. Raises ValueError or NotImplementedError that names `file` and the field."""
         return cls(**read_settings(cls, raw, file, cls.only, cls.without_effect))
+
+    def within(self, whole: dict[str, Any]) -> Self:
+        """Returns this processor with what the settings of the whole processor, of texts and images, say about the
+        text of an image. Raises ValueError that names the field."""
+        return self
 
     def for_model(self, config: dict[str, Any]) -> Self:
         """Returns this processor with what config.json says about the tower. Raises ValueError if the two contradict

@@ -90,6 +90,15 @@ class Prompt:
         raises."""
         return tuple(MediaSpan(run.start, run.medium.prepared, run.first, length=run.length) for run in self.runs)
 
+    def beginning(self, num_tokens: int) -> Prompt:
+        """The first tokens, at most this number, so that no medium is cut."""
+        start = 0
+        for run in self.runs:
+            start = start if run.first else run.start
+            if start < num_tokens < run.start + run.length:
+                num_tokens = start
+        return Prompt(self.tokens[:num_tokens], tuple(run for run in self.runs if run.start < num_tokens))
+
 
 class PromptEncoder:
     """Turns texts and media into prompts of one model. Thread-safe.

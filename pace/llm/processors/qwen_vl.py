@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from pace.llm.models.model_config import count
-from pace.llm.processors.image_processor import ImageProcessor, channels
+from pace.llm.processors.image_processor import ImageProcessor, channels, limit_of
 from pace.llm.processors.settings import read_settings
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError
@@ -56,6 +56,8 @@ class QwenImageProcessor(ImageProcessor):
     token: ClassVar[str] = "<|image_pad|>"
     marker: ClassVar[str] = token
     placeholder: ClassVar[str] = "<|vision_start|><|image_pad|><|vision_end|>"
+    only: ClassVar[Mapping[str, tuple]] = ONLY
+    without_effect: ClassVar[frozenset[str]] = WITHOUT_EFFECT
 
     patch_size: int = count(14, 256)
     merge_size: int = count(2, 16)
@@ -67,31 +69,36 @@ class QwenImageProcessor(ImageProcessor):
     image_std: tuple[float, ...] = channels((0.26862954, 0.26130258, 0.27577711), 1e-6)
 
     @classmethod
-    def from_dict(cls, raw: dict[str, Any], file: str = "preprocessor_config.json") -> QwenImageProcessor:
+    def from_dict(cls, raw: dict[str, Any], file: str = "preprocessor_config.json") -> Self:
         """Reads the settings of `raw`. Raises ValueError or NotImplementedError that names `file` and the field."""
-        processor = cls(**read_settings(cls, with_areas(raw, file), file, ONLY, WITHOUT_EFFECT))
+        processor = cls(**read_settings(cls, with_areas(raw, file), file, cls.only, cls.without_effect))
         if processor.min_pixels > processor.max_pixels:
             raise ValueError(
                 f"{file}: min_pixels must not exceed max_pixels; got {processor.min_pixels} and {processor.max_pixels}"
             )
         return processor
 
-    def for_model(self, config: dict[str, Any]) -> QwenImageProcessor:
+    def for_model(self, config: dict[str, Any]) -> Self:
         """Returns this processor. Raises ValueError if the patches are not those of the tower of config.json."""
         vision_config = config.get("vision_config")
         if not isinstance(vision_config, dict):
             return self
-        for name, own in (
-            ("patch_size", self.patch_size),
-            ("temporal_patch_size", self.temporal_patch_size),
-            ("spatial_merge_size", self.merge_size),
-        ):
+        for name, own in self.sizes.items():
             if name in vision_config and vision_config[name] != own:
                 raise ValueError(
                     f"config.json: vision_config.{name} = {shown(vision_config[name])} contradicts the processor's "
                     f"settings, which have {own}"
                 )
         return self
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Fields of `vision_config`, and the values that the patches need."""
+        return {
+            "patch_size": self.patch_size,
+            "temporal_patch_size": self.temporal_patch_size,
+            "spatial_merge_size": self.merge_size,
+        }
 
     @property
     def factor(self) -> int:
@@ -108,11 +115,15 @@ class QwenImageProcessor(ImageProcessor):
         digest.update(image.tobytes())
         return Media(
             kind=self.kind,
-            features=make_patches(pixels, self.table, self.patch_size, self.merge_size, self.temporal_patch_size),
+            features=self.patches(pixels),
             grid=(1, size[0] // self.patch_size, size[1] // self.patch_size),
             num_tokens=self.tokens_of(size),
             digest=digest.digest(),
         )
+
+    def patches(self, pixels: np.ndarray) -> np.ndarray:
+        """Patches float32 `[N, K]` of pixels uint8 `[H, W, 3]`, in the tower's order."""
+        return make_patches(pixels, self.table, self.patch_size, self.merge_size, self.temporal_patch_size)
 
     def layout(self, source: Any, max_tokens: int | None = None) -> Layout:
         """The placeholders of an image, from its header."""
@@ -135,15 +146,13 @@ class QwenImageProcessor(ImageProcessor):
         Raises MediaError for an image that is longer than `MAX_ASPECT` times its other side, or that cannot have so few
         tokens."""
         factor, max_pixels = self.factor, self.max_pixels
-        if max_tokens is not None:
-            if max_tokens < 1:
-                raise ValueError(f"max_tokens must be at least 1; got {max_tokens}")
-            max_pixels = min(max_pixels, max_tokens * factor**2)
+        limit = limit_of(max_tokens)
+        max_pixels = min(max_pixels, limit * factor**2)
         size = smart_resize(height, width, factor, min(self.min_pixels, max_pixels), max_pixels)
-        if max_tokens is not None and self.tokens_of(size) > max_tokens:
+        if self.tokens_of(size) > limit:
             raise MediaError(
                 f"an image of {width} x {height} pixels needs {self.tokens_of(size)} tokens, but may only have "
-                f"{counted(max_tokens, 'token')}; cut it to a shape nearer to a square"
+                f"{counted(limit, 'token')}; cut it to a shape nearer to a square"
             )
         return size
 

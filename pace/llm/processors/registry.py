@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,22 +11,37 @@ from typing import Any
 from pace.llm.processors.gemma3 import Gemma3ImageProcessor
 from pace.llm.processors.gemma4 import Gemma4ImageProcessor, Gemma4UnifiedImageProcessor
 from pace.llm.processors.gemma4_audio import Gemma4AudioProcessor, Gemma4Sound, Gemma4UnifiedAudioProcessor
+from pace.llm.processors.idefics3 import Idefics3ImageProcessor
 from pace.llm.processors.image_processor import ImageProcessor
+from pace.llm.processors.internvl import InternVLImageProcessor
+from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
+from pace.llm.processors.llava import LlavaImageProcessor
+from pace.llm.processors.paddleocr_vl import PaddleOCRVLImageProcessor
+from pace.llm.processors.pixtral import PixtralImageProcessor
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.qwen_audio import Qwen3ASRAudioProcessor, Qwen3OmniAudioProcessor
 from pace.llm.processors.qwen_vl import QwenImageProcessor
-from pace.llm.processors.settings import read_section
+from pace.llm.processors.settings import read_section, read_whole_processor
 
 IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Gemma3ForConditionalGeneration": Gemma3ImageProcessor,
+    "Idefics3ForConditionalGeneration": Idefics3ImageProcessor,
+    "InternVLForConditionalGeneration": InternVLImageProcessor,
+    "Lfm2VlForConditionalGeneration": Lfm2VlImageProcessor,
+    "LlavaForConditionalGeneration": LlavaImageProcessor,
+    "Mistral3ForConditionalGeneration": PixtralImageProcessor,
+    "PaddleOCRVLForConditionalGeneration": PaddleOCRVLImageProcessor,
     "Gemma4ForConditionalGeneration": Gemma4ImageProcessor,
     "Gemma4UnifiedForConditionalGeneration": Gemma4UnifiedImageProcessor,
     "Qwen2VLForConditionalGeneration": QwenImageProcessor,
     "Qwen2_5_VLForConditionalGeneration": QwenImageProcessor,
+    "Qwen3_5ForConditionalGeneration": QwenImageProcessor,
+    "Qwen3_5MoeForConditionalGeneration": QwenImageProcessor,
     "Qwen3VLForConditionalGeneration": QwenImageProcessor,
     "Qwen3VLMoeForConditionalGeneration": QwenImageProcessor,
     "Qwen3OmniMoeForConditionalGeneration": QwenImageProcessor,
     "Qwen3OmniMoeThinkerForConditionalGeneration": QwenImageProcessor,
+    "SmolVLMForConditionalGeneration": Idefics3ImageProcessor,
 }
 """Architecture -> processor of images."""
 
@@ -44,7 +60,10 @@ def load_processors(directory: Path, config: dict[str, Any]) -> Processors:
 
     Raises ValueError or NotImplementedError that names the file and field, and FileNotFoundError if a file is missing.
     """
-    return make_processors((config.get("architectures") or [""])[0], config, partial(read_section, directory))
+    found = make_processors((config.get("architectures") or [""])[0], config, partial(read_section, directory))
+    if isinstance(found.image, ImageProcessor):
+        found = replace(found, image=found.image.within(read_whole_processor(directory)))
+    return found
 
 
 def make_processors(

@@ -36,6 +36,20 @@ def read_section(directory: Path, section: str) -> tuple[dict[str, Any], str]:
     return read_json_object(directory / PREPROCESSOR), PREPROCESSOR
 
 
+def read_whole_processor(directory: Path) -> dict[str, Any]:
+    """Settings of the whole processor, of texts and media; none if there is no processor_config.json. Raises the errors
+    of `read_json_object`."""
+    return read_json_object(directory / PROCESSOR) if (directory / PROCESSOR).exists() else {}
+
+
+def read_token(whole: Mapping[str, Any], name: str, default: str) -> str:
+    """The text of a special token in the settings of a whole processor. Raises ValueError if it is none."""
+    token = default if whole.get(name) is None else whole[name]
+    if not isinstance(token, str) or not token:
+        raise ValueError(f"{PROCESSOR}: {name} must be the text of a token; got {shown(token)}")
+    return token
+
+
 def read_settings(
     cls: type, raw: Mapping[str, Any], file: str, only: Mapping[str, tuple], without_effect: Collection[str]
 ) -> dict[str, Any]:

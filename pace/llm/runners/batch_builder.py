@@ -38,7 +38,7 @@ class BatchBuilder:
         """`rows_of` returns the rows of a medium of a sequence, float32 `[num_tokens, W]`. `model` has the
         `angle_positions` of sequences with media, and `towers`. Without them, sequences have none. `kept_width`:
         columns of `ForwardBatch.kept`. With `given_width`, each token has a given row of that width, which the caller
-        fills."""
+        fills; media then only decide the positions of tokens."""
         self._model = model
         self._rows_of = rows_of
         self._kept_width = kept_width
@@ -76,8 +76,8 @@ class BatchBuilder:
             if span.sequence.adapter:
                 batch = self._with_routing(spans, batch)
                 break
-        if self._rows_of and any(span.sequence.media for span in spans):
-            batch = self._with_media(spans, self._rows_of, batch)
+        if (self._rows_of or self._given_width) and any(span.sequence.media for span in spans):
+            batch = self._with_media(spans, batch)
         return batch
 
     def _with_states(self, spans: list[Span], states: StateSpans) -> ForwardBatch:
@@ -114,19 +114,17 @@ class BatchBuilder:
         self._routed = wanted, batch, routed
         return routed
 
-    def _with_media(
-        self, spans: list[Span], rows_of: Callable[[Sequence, Media], Tensor], batch: ForwardBatch
-    ) -> ForwardBatch:
+    def _with_media(self, spans: list[Span], batch: ForwardBatch) -> ForwardBatch:
         """The batch, with the rows of the media that spans overlap, and the positions of their tokens. Rows of a tower
-        end with zeros if another tower has wider ones."""
+        end with zeros if another tower has wider ones. Without `rows_of`, it only gets positions."""
         rows, places, positions, seen, first = [], [], [], {}, 0
         for span in spans:
             start, end, media = span.start, span.end, span.sequence.media
-            for placed in media:
+            for placed in media if self._rows_of else ():
                 begin, stop = max(start, placed.start), min(end, placed.end)
                 if begin < stop:
                     row = begin - placed.start + placed.first
-                    rows.append(rows_of(span.sequence, placed.media)[row : row + stop - begin])
+                    rows.append(self._rows_of(span.sequence, placed.media)[row : row + stop - begin])
                     places.append(np.arange(begin, stop) + first - start)
                     if placed.media.kind == "image":
                         seen[first + begin - start, first + stop - start] = placed

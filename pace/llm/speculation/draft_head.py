@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ class HeadShadow(Sequence):
         self.num_prompt_tokens = sequence.num_prompt_tokens
         self.recomputed_length = sequence.recomputed_length
         # The target's rows depend on its adapters. The head itself has none.
+        self.media = tuple(replace(span, start=span.start - 1) for span in sequence.media)
         self.cache_salt = f"{sequence.tokens[0]} {sequence.adapter or ''} {sequence.cache_salt or ''}"
         self.next = start
         """Index of the token with the next row."""
@@ -50,7 +52,7 @@ class DraftHead(DraftModel):
     then uses its own prefix cache, and skips the tokens that are missing there: drafts are poorer."""
 
     def make_batches(self) -> BatchBuilder:
-        return BatchBuilder(kept_width=self.model.kept_width, given_width=self.model.kept_width)
+        return BatchBuilder(self.model, kept_width=self.model.kept_width, given_width=self.model.kept_width)
 
     # -- calls of the drafter ------------------------------------------------------------------------------------------
 
@@ -154,7 +156,7 @@ class DraftHead(DraftModel):
             return
         self._forward(spans)
         for sequence in sequences:
-            if sequence in self._shadows and not sequence.media:  # images are not a part of the key
+            if sequence in self._shadows:
                 self.cache.publish(self._shadows[sequence])
 
     def _num_unread(self, sequence: Sequence) -> int:

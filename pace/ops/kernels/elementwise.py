@@ -11,11 +11,20 @@ from pace import _C
 from pace.ops.checks import check_pooling, check_rows, check_vector
 
 
-def scale_(x: Tensor, factor: float) -> None:
-    if not math.isfinite(factor):
+def scale_(x: Tensor, factor: float | Tensor) -> None:
+    check_factor(factor, check_rows("x", x)[1])
+    if isinstance(factor, Tensor):
+        _C.scale(x, 1.0, factor)
+    else:
+        _C.scale(x, factor)
+
+
+def check_factor(factor: float | Tensor, columns: int) -> None:
+    """Raises ValueError unless a factor is a finite number, or has one for each of `columns`."""
+    if isinstance(factor, Tensor):
+        check_vector("factor", factor, columns)
+    elif not math.isfinite(factor):
         raise ValueError(f"factor must be finite; got {factor}")
-    check_rows("x", x)
-    _C.scale(x, factor)
 
 
 def softcap_(x: Tensor, cap: float) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import Any
 
-from pace.server.errors import ApiError, invalid
+from pace.llm.processors.prompts import Prompt
+from pace.server.errors import ApiError
 from pace.server.limits import Limits
 from pace.server.prefixes.names import check_name
 from pace.server.prompts import PromptReader
@@ -34,30 +35,39 @@ class PrefixRequest(Request):
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "give exactly one of prompt and messages", param="messages")
 
-    def tokens(self, reader: PromptReader, limits: Limits) -> list[int]:
-        """Returns the tokens with which all prompts begin that continue this one. Run in a worker. Raises ApiError."""
+    def read(self, reader: PromptReader, limits: Limits) -> Prompt:
+        """Returns the tokens with which all prompts begin that continue this one, and the media among them. Run in a
+        worker. Raises ApiError."""
         if self.prompt is not None:
-            return reader.encode(self.prompt, self.add_special_tokens is not False)
-        one, other = (self._chat_tokens(ending, reader, limits) for ending in ENDINGS)
-        return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other))]
+            return Prompt(reader.encode(self.prompt, self.add_special_tokens is not False))
+        one, other = (self._conversation(ending, reader, limits) for ending in ENDINGS)
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one.tokens, other.tokens))
+        return one.beginning(len(list(pairs)))
 
-    def _chat_tokens(self, ending: str, reader: PromptReader, limits: Limits) -> list[int]:
-        """Returns the tokens of the conversation, with `ending` as the end of its last question, or as the next."""
+    def _conversation(self, ending: str, reader: PromptReader, limits: Limits) -> Prompt:
+        """Returns the conversation, with `ending` as the end of its last question, or as the next."""
         *before, last = self.messages or [None]
         content = last.get("content") if isinstance(last, dict) and last.get("role") == "user" else None
         if content is None:
             messages = [*(self.messages or ()), {"role": "user", "content": ending}]
-        elif isinstance(content, str):
-            messages = [*before, {**last, "content": content + ending}]
         else:
-            raise invalid("messages", "must end with a text, if the last one is of the user: media are not kept")
+            messages = [*before, {**last, "content": _extended(content, ending)}]
         chat = ChatRequest(
             messages=messages,
             tools=self.tools,
             chat_template_kwargs=self.chat_template_kwargs,
             add_special_tokens=self.add_special_tokens,
         )
-        prompt = chat.to_prompt(limits)
-        if reader.plan(prompt).media:
-            raise invalid("messages", "may not have images and sound: they are not kept")
-        return reader.encode_chat(prompt)
+        return reader.read_chat(chat.to_prompt(limits))
+
+
+def _extended(content: Any, ending: str) -> Any:
+    """The content of a message with more text at its end. What is no content is left to the reader of messages."""
+    if isinstance(content, str):
+        return content + ending
+    if not isinstance(content, list):
+        return content
+    last = content[-1] if content else None
+    if isinstance(last, dict) and isinstance(last.get("text"), str):
+        return [*content[:-1], {**last, "text": last["text"] + ending}]
+    return [*content, {"type": "text", "text": ending}]

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,11 @@ from pace.llm.clients.saved_session import file_bytes, inspect
 from pace.llm.clients.session import Session
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
+from pace.llm.inputs import Prompts
+from pace.llm.processors.prompts import Prompt
 from pace.llm.sequence import Sequence
 from pace.llm.text.stopping_criteria import NeverStops
+from pace.media.media import MediaSpan
 from pace.memory import format_bytes
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
@@ -41,6 +44,8 @@ class Prefix:
     salt: str
     """Hash of the salt that requests need to use it."""
     tokens: list[int]
+    media: list[tuple[int, bytes]]
+    """First token and digest of each run of an image or a clip."""
     path: Path
 
     def shown(self) -> dict[str, Any]:
@@ -81,7 +86,7 @@ class Prefixes:
                 about = json.loads(saved.note)
                 if (about["name"], about["owner"]) != (named["name"], named["owner"]):
                     raise ValueError(f"{path} has another name than the prefix in it; rename it back")
-                yield Prefix(about["name"], about["owner"], about["salt"], saved.tokens, path)
+                yield Prefix(about["name"], about["owner"], about["salt"], saved.tokens, _keys(saved.media), path)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 logger.warning("a kept prefix is not used: %s", error)
 
@@ -100,10 +105,12 @@ class Prefixes:
         kept = [prefix for path, prefix in list(self._known.items()) if prefix.owner == own and path.exists()]
         return [prefix.shown() for prefix in kept]
 
-    async def save(self, name: str, tokens: list[int], key_salt: str | None, salt: str | None) -> dict[str, Any]:
-        """Computes the tokens, and keeps them; replaces an earlier prefix of the name. Raises ApiError."""
-        prefix = Prefix(name, hashed(key_salt), hashed(salt), tokens, file_of(self._folder, name, hashed(key_salt)))
-        await self._run(lambda: self._save(prefix, salt))
+    async def save(self, name: str, prompt: Prompt, key_salt: str | None, salt: str | None) -> dict[str, Any]:
+        """Computes a prompt whose media are decoded, and keeps it; replaces an earlier prefix of the name. Raises
+        ApiError."""
+        media, path = prompt.media, file_of(self._folder, name, hashed(key_salt))
+        prefix = Prefix(name, hashed(key_salt), hashed(salt), prompt.tokens, _keys(media), path)
+        await self._run(lambda: self._save(prefix, media, salt))
         return prefix.shown()
 
     async def delete(self, name: str, key_salt: str | None) -> None:
@@ -115,17 +122,22 @@ class Prefixes:
             )
         await self._run(lambda: self._delete(path))
 
-    async def restore(self, prompts: list[list[int]], salt: str | None) -> None:
-        """Loads the longest kept prefix of each prompt, unless the prefix cache has it."""
-        for prefix in {prefix.path: prefix for tokens in prompts if (prefix := self._find(tokens, salt))}.values():
-            await self._run(lambda prefix=prefix: self._restore(prefix, salt))
+    async def restore(self, prompts: list[Prompt], salt: str | None) -> None:
+        """Loads the longest kept prefix of each prompt, unless the prefix cache has it. Media are decoded."""
+        given = [(prompt.tokens, prompt.media) for prompt in prompts]
+        found = {prefix.path: (prefix, media) for tokens, media in given if (prefix := self._find(tokens, media, salt))}
+        for prefix, media in found.values():
+            await self._run(lambda prefix=prefix, media=media: self._restore(prefix, media, salt))
 
-    def _find(self, tokens: list[int], salt: str | None) -> Prefix | None:
-        own = hashed(salt)
+    def _find(self, tokens: list[int], media: tuple[MediaSpan, ...], salt: str | None) -> Prefix | None:
+        own, keys = hashed(salt), _keys(media)
         found = [
             prefix
             for prefix in list(self._known.values())
-            if prefix.salt == own and len(prefix.tokens) < len(tokens) and tokens[: len(prefix.tokens)] == prefix.tokens
+            if prefix.salt == own
+            and len(prefix.tokens) < len(tokens)
+            and tokens[: len(prefix.tokens)] == prefix.tokens
+            and keys[: len(prefix.media)] == prefix.media
         ]
         return max(found, key=lambda prefix: len(prefix.tokens), default=None)
 
@@ -134,12 +146,12 @@ class Prefixes:
 
     # -- on the thread -------------------------------------------------------------------------------------------------
 
-    def _save(self, prefix: Prefix, salt: str | None) -> None:
-        self._check_room(prefix)
+    def _save(self, prefix: Prefix, media: tuple[MediaSpan, ...], salt: str | None) -> None:
+        self._check_room(prefix, sum(span.media.features.nbytes for span in media if not span.first))
         note = json.dumps({"name": prefix.name, "owner": prefix.owner, "salt": prefix.salt}).encode()
         try:
             with Session(self._driver, cache_salt=salt) as session:
-                session.append(prefix.tokens)
+                session.append(Prompts([prefix.tokens], None, [media]))
                 session.save(prefix.path, note)
         except OSError as error:
             logger.warning("the prefix %s was not kept: %s", prefix.name, error)
@@ -148,7 +160,7 @@ class Prefixes:
             ) from None
         self._known[prefix.path] = prefix
 
-    def _check_room(self, prefix: Prefix) -> None:
+    def _check_room(self, prefix: Prefix, media_bytes: int) -> None:
         others = [path for path in self._folder.iterdir() if FILE.fullmatch(path.name) and path != prefix.path]
         if len(others) >= self._limits.prefixes:
             raise ApiError(
@@ -157,7 +169,7 @@ class Prefixes:
                 code="too_many_prefixes",
             )
         used, most = sum(path.stat().st_size for path in others), self._limits.prefix_bytes
-        needed = self._driver.call(lambda engine: file_bytes(engine, len(prefix.tokens))).result()
+        needed = media_bytes + self._driver.call(lambda engine: file_bytes(engine, len(prefix.tokens))).result()
         if used + needed > most:
             raise ApiError(
                 400,
@@ -170,10 +182,10 @@ class Prefixes:
         self._known.pop(path, None)
         path.unlink(missing_ok=True)
 
-    def _restore(self, prefix: Prefix, salt: str | None) -> None:
+    def _restore(self, prefix: Prefix, media: tuple[MediaSpan, ...], salt: str | None) -> None:
         """Loads a prefix. One that cannot be read is not used any more; requests are answered without it."""
         try:
-            if not self._driver.call(lambda engine: _is_cached(engine, prefix.tokens, salt)).result():
+            if not self._driver.call(lambda engine: _is_cached(engine, prefix, media, salt)).result():
                 Session.load(self._driver, prefix.path, salt)[0].close()
         except (OSError, ValueError) as error:
             self._known.pop(prefix.path, None)
@@ -187,16 +199,25 @@ def _remove_abandoned(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _is_cached(engine: Engine, tokens: list[int], salt: str | None) -> bool:
-    """True if a request with these first tokens would compute none of them."""
+def _is_cached(engine: Engine, prefix: Prefix, media: tuple[MediaSpan, ...], salt: str | None) -> bool:
+    """True if a request that begins with a prefix would compute none of it. `media` are those of the request."""
+    tokens = prefix.tokens
     probe = Sequence([*tokens, 0], strategy=None, stopping=NeverStops(), max_length=len(tokens) + 1)
-    probe.cache_salt = salt
+    probe.cache_salt, probe.media = salt, media
     engine.cache.reuse(probe)
     num_found = probe.num_computed
     engine.cache.free(probe)
     return num_found >= len(tokens) // BLOCK_SIZE * BLOCK_SIZE
 
 
-def whole_blocks(tokens: list[int]) -> list[int]:
-    """The tokens that later prompts share: whole blocks, without the last token, which a longer text may change."""
-    return tokens[: max(0, len(tokens) - 1) // BLOCK_SIZE * BLOCK_SIZE]
+def _keys(media: Iterable[MediaSpan]) -> list[tuple[int, bytes]]:
+    return [(span.start, span.media.digest) for span in media]
+
+
+def whole_blocks(prompt: Prompt) -> Prompt:
+    """What later prompts share: whole blocks, without the last token, which a longer text may change. They end before
+    an image or a clip that would be cut."""
+    num_tokens = max(0, len(prompt.tokens) - 1) // BLOCK_SIZE * BLOCK_SIZE
+    while len((found := prompt.beginning(num_tokens)).tokens) % BLOCK_SIZE:
+        num_tokens = len(found.tokens) // BLOCK_SIZE * BLOCK_SIZE
+    return found

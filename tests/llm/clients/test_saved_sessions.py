@@ -76,6 +76,20 @@ def test_a_loaded_session_continues_with_the_same_logits(
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_session_that_was_cut_is_loaded(tmp_path: Path) -> None:
+    """It keeps the length of its first append, which is more than it has now."""
+    driver = fake_driver(FakeModel())
+    with Session(driver) as session:
+        session.append(tokens_of(40))
+        session.truncate(9)
+        session.save(tmp_path / "cut")
+        expected = session.append([3, 4], "all")
+    loaded, _ = Session.load(driver, tmp_path / "cut")
+    with loaded:
+        assert loaded.tokens == tokens_of(9) and torch.equal(loaded.append([3, 4], "all"), expected)
+    check_idle(driver)
+
+
 @pytest.mark.parametrize("windows, num_states", [((None, None), 0), ((None, 20), 0), ((20,), 0), ((None, 40), 2)])
 def test_other_requests_reuse_what_was_loaded(tmp_path: Path, windows: tuple, num_states: int) -> None:
     """All full blocks, also if the session ends within one."""

@@ -119,6 +119,10 @@ VISION = {
         "vision_output_dim": 12,
         "image_size": 16, "patch_size": 4, "projector_input_dim": 12, "projector_output_dim": 12,
     },
+    "llava": {
+        "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16,
+        "patch_size": 4,
+    },
     "mistral3": {
         "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 4,
         "image_size": 16, "patch_size": 4,

@@ -58,12 +58,16 @@ class Gemma3Config(TakesMediaConfig, Gemma2Config):
     def read_media(self, raw: dict[str, Any]) -> Any:
         vision = Gemma3VisionConfig.of_whole(raw, self.hidden_size)
         placeholder = read_token_id(raw, ("image_token_index", "image_token_id"), 262144)
-        if placeholder >= self.vocab_size:
-            raise NotImplementedError(
-                f"config.json: image_token_index = {placeholder} is not implemented: it must be below vocab_size, "
-                f"{self.vocab_size}"
-            )
-        return replace(self, vision=vision, image_token_id=placeholder)
+        if vision.pool:
+            return replace(self, vision=vision, image_token_id=placeholder)
+        # transformers opens such checkpoints, too, and fails for the first image.
+        logger.warning(
+            "config.json: mm_tokens_per_image = %d is not the square of a part of %d, the patches on a side of an "
+            "image; the model takes text only",
+            vision.tokens_per_side**2,
+            vision.patches_per_side,
+        )
+        return self
 
     @property
     def full_every(self) -> int:
@@ -90,7 +94,6 @@ class Gemma3ForConditionalGeneration(TakesMedia, Gemma2ForCausalLM):
     """Gemma 3 with images; `Gemma3ForCausalLM` is the same model without a tower."""
 
     Config = Gemma3Config
-    Tower = Gemma3Tower
     whole_media = True
     head_norm = True
     text_prefixes: ClassVar[dict[str, str]] = {

@@ -91,7 +91,7 @@ class Lfm2ForCausalLM(LlamaForCausalLM):
         r"^model\.embedding_norm\.": "model.norm.",
         r"\.operator_norm\.": ".input_layernorm.",
         r"\.ffn_norm\.": ".post_attention_layernorm.",
-        r"\.self_attn\.out_proj\.": ".self_attn.o_proj.",
+        r"^((?:model\.)?layers\.\d+\.self_attn)\.out_proj\.": r"\1.o_proj.",
         r"\.feed_forward\.": ".mlp.",
         r"(\.mlp\..*)\bw1\.": r"\1gate_proj.",
         r"(\.mlp\..*)\bw3\.": r"\1up_proj.",

@@ -1,5 +1,5 @@
-"""Ministral 3 and Devstral 2: Mistral with queries that grow with the position. Also the text part of Mistral 3
-checkpoints, which take images: Mistral Small 3.1 and 3.2, Magistral, Ministral 3."""
+"""Ministral 3 and Devstral 2: Mistral with queries that grow with the position. Mistral 3 checkpoints also take images:
+Mistral Small 3.1 and 3.2, Magistral, Ministral 3."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+
 from pace.llm.layers import Attention, RopeConfig, Rotary, Temperature
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mistral import MistralConfig
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, number, token_ids
 from pace.llm.models.rope_config import RopeReader, read_rope
+from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id
+from pace.llm.models.towers.pixtral import Mistral3Tower, PixtralVisionConfig
+from pace.llm.models.towers.projector import OTHER_PARTS, TEXT_PREFIXES, Mistral3ProjectorConfig, ProjectorConfig
 from pace.naming import shown
+from pace.ops.protocol import Ops
 
 SCALE, PERIOD = "llama_4_scaling_beta", "original_max_position_embeddings"
 """Fields of the rotation that say how queries grow."""
@@ -101,7 +107,10 @@ MISTRAL = {field.name: field.default for field in dataclasses.fields(MistralConf
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mistral3Config(Ministral3Config):
+class Mistral3Config(TakesMediaConfig, Ministral3Config):
+    vision: PixtralVisionConfig | None = None
+    projector: ProjectorConfig | None = None
+
     beside_text: ClassVar[frozenset[str]] = frozenset(
         {"vision_config", "image_token_id", "image_token_index", "multimodal_projector_bias", "projector_hidden_act",
          "spatial_merge_size", "vision_feature_layer"}
@@ -124,15 +133,21 @@ class Mistral3Config(Ministral3Config):
         source, rope = rope_of(fields | {"rope_parameters": fields.get("rope_parameters") or {}})
         return MISTRAL | fields | {source: without_scale(rope)}
 
+    def read_media(self, raw: dict[str, Any]) -> Any:
+        vision = PixtralVisionConfig.read(raw["vision_config"])
+        projector = Mistral3ProjectorConfig.read(raw).between(vision, self)
+        placeholder = read_token_id(raw, ("image_token_index", "image_token_id"), 10)
+        return dataclasses.replace(self, vision=vision, projector=projector, image_token_id=placeholder)
 
-class Mistral3ForConditionalGeneration(Ministral3ForCausalLM):
-    """The text part of Mistral 3."""
+
+class Mistral3ForConditionalGeneration(TakesMedia, Ministral3ForCausalLM):
+    """Mistral 3: the tower of Pixtral, and a text model of Mistral or Ministral 3."""
 
     Config = Mistral3Config
-    text_prefixes: ClassVar[dict[str, str]] = {
-        "language_model.lm_head.": "lm_head.",
-        "language_model.model.": "model.",
-        "language_model.": "model.",
-        "model.language_model.": "model.",
-    }
-    other_parts = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+    text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES
+    other_parts = OTHER_PARTS
+
+    def __init__(self, config: Mistral3Config, dtype: torch.dtype, ops: Ops):
+        super().__init__(config, dtype, ops)
+        if config.vision is not None and config.projector is not None:
+            self.towers = [Mistral3Tower(config.vision, config.projector, config.image_token_id)]

@@ -36,6 +36,6 @@ class Qwen3_5MoeConfig(MixtureConfig, OfQwen3_5Config):
 
 
 class Qwen3_5MoeForConditionalGeneration(OfQwen3_5, Qwen2MoeForCausalLM):
-    """Qwen3.5-MoE for text; `Qwen3_5MoeForCausalLM` is the same model."""
+    """`Qwen3_5MoeForCausalLM` is the same model without a tower."""
 
     Config = Qwen3_5MoeConfig

@@ -93,7 +93,7 @@ class SeesImagesConfig(TakesMediaConfig):
                 f"{vision.out_hidden_size}"
             )
         rope = dataclasses.replace(self.rope, sections=self.read_sections(raw), alternates=self.alternates)
-        placeholder = read_token_id(raw, ("image_token_id",), 151655)
+        placeholder = read_token_id(raw, ("image_token_id",), self.image_token_id)
         return dataclasses.replace(self, vision=vision, image_token_id=placeholder, rope=rope)
 
     def read_sections(self, raw: dict[str, Any]) -> tuple[int, int, int]:

@@ -32,10 +32,12 @@ class ImageTower(Tower):
     blocks: Sequence[VisionBlock]
     cache: Positions
     """What a block keeps of each row."""
+    feature_layers: tuple[int, ...] = (-1,)
+    """What `project` gets, side by side: 0 is the input of the first block, n the output of block n, -1 of the last."""
 
     @abstractmethod
     def project(self, x: Tensor, media: Media, run: RunSlice) -> Tensor:
-        """Returns `[media.num_tokens, width]` of the last block's output `x`, one row for each row of `enter`."""
+        """Returns `[media.num_tokens, width]` of the `feature_layers`' rows `x`, one row for each row of `enter`."""
 
     def patches_of(self, media: Media) -> Tensor:
         """float32 `[N, K]`: the patches of each tile, row by row."""
@@ -90,7 +92,11 @@ class ImageTower(Tower):
         yield
         lengths = self.lengths(media)
         batch, angles = rows_batch(x, scratch(self.cache, lengths), lengths), self.angles_of(media)
-        for block in self.blocks:
+        taken = {0: x} if 0 in self.feature_layers else {}
+        for number, block in enumerate(self.blocks, 1):
             x = run(block, with_rows(batch, x), angles)
             yield
-        return self.project(x, media, run)
+            if number in self.feature_layers:
+                taken[number] = x
+        taken[-1] = x
+        return self.project(torch.cat([taken[number] for number in self.feature_layers], 1), media, run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch, Positions
@@ -109,3 +110,42 @@ def join_patches(x: Tensor, grid: tuple[int, int, int], side: int) -> Tensor:
     tiles, rows, columns = grid
     blocks = x.view(tiles, rows // side, side, columns // side, side, -1).transpose(2, 3)
     return blocks.reshape(-1, side * side * x.shape[1])
+
+
+def resized_table(table: Tensor, side: int, rows: int, columns: int, cubic: bool = False) -> Tensor:
+    """A table of positions `[side^2, W]`, side x side row by row, resized to `[rows * columns, W]`. Positions are the
+    centres of patches. `cubic`: as in `interpolated`."""
+    at = [(torch.arange(count).float() + 0.5) * side / count - 0.5 for count in (rows, columns)]
+    return interpolated(table, side, at[0].repeat_interleave(columns), at[1].repeat(rows), cubic)
+
+
+def interpolated(table: Tensor, side: int, rows: Tensor, columns: Tensor, cubic: bool = False) -> Tensor:
+    """Rows `[N, W]` of a table `[side^2, W]`, side x side row by row, between whole positions: at `rows` and `columns`,
+    float32 `[N]`. It is a weighted sum of the 2 x 2 nearest rows, or of 4 x 4 if `cubic` (Keys, a = -0.75). A position
+    beyond the table is that at its edge."""
+    found = torch.zeros(len(rows), table.shape[1])
+    for row, of_row in _taps(rows, side, cubic):
+        for column, of_column in _taps(columns, side, cubic):
+            found += table[row * side + column] * (of_row * of_column)[:, None]
+    return found
+
+
+def _taps(at: Tensor, side: int, cubic: bool) -> list[tuple[Tensor, Tensor]]:
+    """Indices of the neighbours of each position, and their weights."""
+    low = at.floor()
+    part = at - low
+    if cubic:
+        weights = {-1: _far(1 + part), 0: _near(part), 1: _near(1 - part), 2: _far(2 - part)}
+    else:
+        weights = {0: 1 - part, 1: part}
+    return [((low.long() + offset).clamp(0, side - 1), weight) for offset, weight in weights.items()]
+
+
+def _near(distance: Tensor) -> Tensor:
+    """The cubic kernel at distances up to 1."""
+    return (1.25 * distance - 2.25) * distance * distance + 1
+
+
+def _far(distance: Tensor) -> Tensor:
+    """The cubic kernel at distances of 1 to 2."""
+    return ((-0.75 * distance + 3.75) * distance - 6) * distance + 3

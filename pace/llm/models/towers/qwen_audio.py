@@ -13,6 +13,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -268,6 +269,11 @@ class QwenAudioTower(Tower):
                 f"got {list(mask.shape)}"
             )
         return [self._media(*pair, index) for index, pair in enumerate(zip(features, mask.bool(), strict=True))]
+
+    def blank(self, num_tokens: int) -> Media:
+        chunks = max(1, num_tokens // CHUNK_TOKENS)
+        features = np.zeros((self.config.num_mel_bins, chunks * CHUNK), np.float32)
+        return Media("audio", features, None, chunks * CHUNK_TOKENS, b"")
 
     def _media(self, features: Tensor, mask: Tensor, index: int) -> Media:
         frames = int(mask.sum())

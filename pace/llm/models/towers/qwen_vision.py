@@ -1,4 +1,4 @@
-"""The vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+"""The vision towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
 
 An image is a grid of patches. The rows of `merge * merge` neighbouring patches follow each other, and become one row
 for the text model. Source: `modeling_qwen3_vl.py`, `modeling_qwen2_5_vl.py` and `modeling_qwen2_vl.py` of
@@ -34,7 +34,7 @@ from pace.llm.layers import (
     Vectors,
 )
 from pace.llm.layers.rotary import Angles
-from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock
+from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock, interpolated
 from pace.llm.models.towers.qwen_vision_config import (
     Qwen2_5VisionConfig,
     Qwen2VisionConfig,
@@ -198,6 +198,13 @@ class QwenVisionTower(Tower):
         pieces = patches.detach().float().cpu().split([math.prod(grid) for grid in grids])
         return [self._media(piece.contiguous().numpy(), tuple(grid)) for piece, grid in zip(pieces, grids)]
 
+    def blank(self, num_tokens: int) -> Media:
+        rows = next(rows for rows in range(math.isqrt(num_tokens), 0, -1) if num_tokens % rows == 0)
+        merge = self.config.spatial_merge_size
+        grid = 1, rows * merge, num_tokens // rows * merge
+        features = np.zeros((math.prod(grid), self.patches.matrix.k), np.float32)
+        return Media("image", features, grid, num_tokens, b"")
+
     def _media(self, patches: np.ndarray, grid: Grid) -> Media:
         digest = hashlib.sha256(f"patches {grid} {patches.shape[1]} ".encode())
         digest.update(patches)
@@ -245,18 +252,8 @@ class Qwen3VisionTower(QwenVisionTower):
     def positions_of(self, grid: Grid) -> Tensor:
         side = math.isqrt(self.config.num_position_embeddings)
         table = self.position_table.values.view(side * side, -1)
-        _, rows, columns = grid
-        taps, weights = [], []
-        for places, size in zip(self.places(grid), (rows, columns)):
-            at = places.float() * (side - 1) / max(size - 1, 1)
-            low = at.long()
-            taps.append((low, (low + 1).clamp(max=side - 1)))
-            weights.append((1 - (at - low), at - low))
-        found = torch.zeros(len(taps[0][0]), table.shape[1])
-        for i in range(2):
-            for j in range(2):
-                found += table[taps[0][i] * side + taps[1][j]] * (weights[0][i] * weights[1][j])[:, None]
-        return found
+        places = [axis.float() * (side - 1) / max(size - 1, 1) for axis, size in zip(self.places(grid), grid[1:])]
+        return interpolated(table, side, *places)
 
     def tap(self, block: int, x: Tensor, run: RunSlice) -> Tensor | None:
         indexes = self.config.deepstack_visual_indexes

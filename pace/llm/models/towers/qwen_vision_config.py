@@ -1,4 +1,4 @@
-"""The `vision_config` of Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
+"""The `vision_config` of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5."""
 
 from __future__ import annotations
 
@@ -128,6 +128,21 @@ class Qwen3VisionConfig(QwenVisionConfig):
                 f"config.json: vision_config.num_position_embeddings must be a square; got "
                 f"{self.num_position_embeddings}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3_5VisionConfig(Qwen3VisionConfig):
+    """The same without deepstack."""
+
+    deepstack_visual_indexes: tuple[int, ...] = layer_numbers(())
+
+    def check(self) -> None:
+        if self.deepstack_visual_indexes:
+            raise NotImplementedError(
+                f"config.json: vision_config.deepstack_visual_indexes = {list(self.deepstack_visual_indexes)} is not "
+                "implemented for Qwen3.5; implemented: []"
+            )
+        super().check()
 
 
 @dataclass(frozen=True, kw_only=True)

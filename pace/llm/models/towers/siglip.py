@@ -94,7 +94,7 @@ class SiglipVisionConfig(VisionConfig):
         return Positions(self.num_attention_heads, self.head_dim, self.head_dim)
 
     @property
-    def patch_shape(self) -> tuple[int, int, int]:
+    def patch_shape(self) -> tuple[int, ...]:
         """Channels, rows and columns of a patch."""
         return self.num_channels, self.patch_size, self.patch_size
 
@@ -130,13 +130,45 @@ def position_table(name: str, num_positions: int, size: int) -> Vectors:
     return Vectors({name: num_positions * size}, {name: TensorSource((num_positions, size))})
 
 
-class SiglipTower(ImageTower):
-    """Patches with learned positions, blocks, and a norm. An image is float32 `[1, channels, image_size, image_size]`, the
+class SquareTower(ImageTower):
+    """A tower whose images all have `image_size`. An image is float32 `[1, channels, image_size, image_size]`, the
     `features` of its medium."""
 
     prefix = "vision_tower."
     input_names = ("pixel_values",)
     config: SiglipVisionConfig
+
+    @abstractmethod
+    def num_tokens(self) -> int:
+        """Rows for the text model of each image."""
+
+    def patches_of(self, media: Media) -> Tensor:
+        return cut_patches(torch.from_numpy(media.features), self.config.patch_size)
+
+    def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
+        config, images = self.config, torch.as_tensor(inputs["pixel_values"])
+        shape = config.num_channels, config.image_size, config.image_size
+        if not images.is_floating_point() or images.ndim != 4 or images.shape[1:] != shape:
+            raise ValueError(
+                f"pixel_values must be floats [images, {', '.join(map(str, shape))}]; got {images.dtype} "
+                f"{list(images.shape)}"
+            )
+        return [self._media(image) for image in images.detach().float().cpu().contiguous().split(1)]
+
+    def blank(self, num_tokens: int) -> Media:
+        config = self.config
+        return self._media(torch.zeros(1, config.num_channels, config.image_size, config.image_size))
+
+    def _media(self, image: Tensor) -> Media:
+        """The medium of `image [1, C, H, W]`."""
+        grid = 1, self.config.patches_per_side, self.config.patches_per_side
+        digest = hashlib.sha256(f"pixels {tuple(image.shape)} ".encode())
+        digest.update(image.numpy())
+        return Media("image", image.numpy(), grid, self.num_tokens(), digest.digest())
+
+
+class SiglipTower(SquareTower):
+    """Patches with learned positions, blocks, and a norm."""
 
     def __init__(self, config: SiglipVisionConfig, placeholder: int):
         self.config = config
@@ -151,32 +183,8 @@ class SiglipTower(ImageTower):
         ]
         self.norm = RowNorm(LayerNorm("vision_tower.post_layernorm", size, config.layer_norm_eps), size)
 
-    @abstractmethod
-    def num_tokens(self) -> int:
-        """Rows for the text model of each image."""
-
-    def patches_of(self, media: Media) -> Tensor:
-        return cut_patches(torch.from_numpy(media.features), self.config.patch_size)
-
     def positions_of(self, media: Media) -> Tensor:
         return self.positions.values.view(-1, self.config.hidden_size)
-
-    def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
-        config, images = self.config, torch.as_tensor(inputs["pixel_values"])
-        shape = config.num_channels, config.image_size, config.image_size
-        if not images.is_floating_point() or images.ndim != 4 or images.shape[1:] != shape:
-            raise ValueError(
-                f"pixel_values must be floats [images, {', '.join(map(str, shape))}]; got {images.dtype} "
-                f"{list(images.shape)}"
-            )
-        return [self._media(image) for image in images.detach().float().cpu().contiguous().split(1)]
-
-    def _media(self, image: Tensor) -> Media:
-        """The medium of `image [1, C, H, W]`."""
-        grid = 1, self.config.patches_per_side, self.config.patches_per_side
-        digest = hashlib.sha256(f"pixels {tuple(image.shape)} ".encode())
-        digest.update(image.numpy())
-        return Media("image", image.numpy(), grid, self.num_tokens(), digest.digest())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,16 +199,18 @@ class Gemma3VisionConfig(SiglipVisionConfig):
     @classmethod
     def of_whole(cls, raw: Mapping[str, Any], out_hidden_size: int) -> Self:
         """Reads a config.json. Raises as `read`."""
-        config, num_tokens = cls.read(raw["vision_config"]), raw.get("mm_tokens_per_image", 256)
+        num_tokens = raw.get("mm_tokens_per_image", 256)
         if type(num_tokens) is not int or num_tokens < 1 or math.isqrt(num_tokens) ** 2 != num_tokens:
             raise ValueError(f"config.json: mm_tokens_per_image must be a square; got {shown(num_tokens)}")
-        side, patches = math.isqrt(num_tokens), config.patches_per_side
-        if side > patches or patches // (patches // side) != side:
-            raise ValueError(
-                f"config.json: mm_tokens_per_image must be the square of a part of {patches}, the patches on a side of "
-                f"an image; got {num_tokens}"
-            )
-        return dataclasses.replace(config, tokens_per_side=side, out_hidden_size=out_hidden_size)
+        vision, side = cls.read(raw["vision_config"]), math.isqrt(num_tokens)
+        return dataclasses.replace(vision, tokens_per_side=side, out_hidden_size=out_hidden_size)
+
+    @property
+    def pool(self) -> int:
+        """Side of the square of patches that become one row; 0 if patches cannot be pooled to the tokens."""
+        patches, side = self.patches_per_side, self.tokens_per_side
+        pool = patches // side
+        return pool if pool and patches // pool == side else 0
 
 
 class Gemma3Tower(SiglipTower):
@@ -227,5 +237,5 @@ class Gemma3Tower(SiglipTower):
     def project(self, x: Tensor, media: Media, run: RunSlice) -> Tensor:
         normed = run(self.norm, rows_batch(x), ())
         grid = normed.unflatten(0, media.grid[1:])
-        pooled = functional.avg_pool2d(grid.permute(2, 0, 1)[None], media.grid[1] // self.config.tokens_per_side)
-        return run(self.projection, rows_batch(pooled[0].permute(1, 2, 0).flatten(0, 1)), ())
+        pooled = functional.avg_pool2d(grid.permute(2, 0, 1)[None], self.config.pool)
+        return run(self.projection, rows_batch(pooled[0].flatten(1).T.contiguous()), ())

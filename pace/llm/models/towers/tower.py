@@ -53,6 +53,8 @@ class Tower(Layer):
     """Id of the token that stands for each of its rows in a prompt."""
     width: int
     """Floats of a row."""
+    unused: tuple[str, ...] = ()
+    """Regular expressions of tensors in checkpoints that it does not need."""
 
     @abstractmethod
     def encode(self, media: Media, run: RunSlice) -> Generator[None, None, Tensor]:
@@ -62,6 +64,12 @@ class Tower(Layer):
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
         """Makes media of the arrays in `input_names`, as a processor of transformers makes them. Raises ValueError or
         TypeError for arrays that do not fit the tower."""
+
+    def blank(self, num_tokens: int) -> Media:
+        """A medium of zeros, to predict or measure its encoding. It is the largest of at most this number of tokens, or
+        the smallest if all have more. An image is nearly a square. Raises NotImplementedError for a tower without
+        it."""
+        raise NotImplementedError(f"the size of an image for {type(self).__name__} is not known without its pixels")
 
     def angle_offsets(self, media: Media) -> tuple[np.ndarray, int]:
         """Positions `[3, num_tokens]` of a medium's rows in time, height and width, counted from its first one, and the

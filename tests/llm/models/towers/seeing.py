@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.llm.models.states.hybrid_variants import GATED, MIXTURE
 from tests.llm.models.variants import SIZES, mrope, randomise, save_pretrained
 
 IMAGE = 90
@@ -16,6 +17,7 @@ IMAGE = 90
 MERGE, PATCH, TEXT_SIZE = 2, 4, SIZES["hidden_size"]
 VISION = {"patch_size": PATCH, "num_heads": 2, "out_hidden_size": TEXT_SIZE, "spatial_merge_size": MERGE}
 LONG = {"max_position_embeddings": 600, "eos_token_id": None, "pad_token_id": 0}
+HYBRID = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl": (
         {**SIZES, **LONG, "num_key_value_heads": 2, "head_dim": 12, "num_hidden_layers": 3, **mrope([2, 2, 2])},
@@ -48,18 +50,32 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "fullatt_block_indexes": [1, 3],
         },
     ),
+    "qwen3_5": (
+        {**SIZES, **LONG, **GATED, **HYBRID, **mrope([2, 1, 1])},
+        {**VISION, "depth": 3, "hidden_size": 24, "intermediate_size": 40, "num_position_embeddings": 36},
+    ),
+    "qwen3_5_moe": (
+        {**SIZES, **LONG, **GATED, **MIXTURE, **HYBRID, **mrope([1, 1, 1], partial_rotary_factor=0.5)},
+        {**VISION, "depth": 2, "hidden_size": 24, "intermediate_size": 40, "num_position_embeddings": 16},
+    ),
 }  # fmt: skip
 """Fields of `text_config` and `vision_config`."""
 
 
 def save_seeing(
-    folder: Path, model_type: str, text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None
+    folder: Path,
+    model_type: str,
+    text: dict[str, Any] | None = None,
+    vision: dict[str, Any] | None = None,
+    first_id: int = IMAGE,
 ) -> torch.nn.Module:
-    """Saves a tiny random model in float32, and returns it."""
+    """Saves a tiny random model in float32, and returns it. `first_id`: id of the placeholder; those of videos, and of
+    the tokens before and after an image follow."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     of_text, of_vision = MODELS[model_type]
-    ids = {"image_token_id": IMAGE, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
+    names = ("image", "video", "vision_start", "vision_end")
+    ids = {f"{name}_token_id": first_id + place for place, name in enumerate(names)}
     config = AutoConfig.for_model(
         model_type, text_config=of_text | (text or {}), vision_config=of_vision | (vision or {}), **ids, pad_token_id=0
     )

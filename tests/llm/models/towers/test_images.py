@@ -54,7 +54,7 @@ def run(model, inputs, count: int = NEW, **fields) -> list:
     return results(model.generate(**inputs, max_new_tokens=count, logprobs=0, **fields))
 
 
-@pytest.mark.parametrize("model_type", sample(list(MODELS), lambda name: name == "qwen3_vl"))
+@pytest.mark.parametrize("model_type", sample(list(MODELS), lambda name: name in ("qwen3_vl", "qwen3_5")))
 def test_greedy_text_is_that_of_transformers(model_type, tmp_path) -> None:
     """Alone, in a batch that is padded on the left, and with prompts cut into chunks: the same bits."""
     oracle = save_seeing(tmp_path, model_type)

@@ -66,6 +66,9 @@ CASES = [
     ("qwen2_5_vl", {}),
     ("qwen2_5_vl", {"mrope_section": [0, 3, 1]}),
     ("qwen2_vl", {}),
+    ("qwen3_5", {}),
+    ("qwen3_5", {"mrope_section": [0, 1, 1], "partial_rotary_factor": 1.0}),
+    ("qwen3_5_moe", {"partial_rotary_factor": 0.75}),
 ]
 
 

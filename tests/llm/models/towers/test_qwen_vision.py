@@ -21,6 +21,8 @@ VARIANTS = [
     ("qwen3_vl", {"deepstack_visual_indexes": [2, 1], "temporal_patch_size": 2, "num_heads": 3, "depth": 3}),
     ("qwen3_vl_moe", {}),
     ("qwen2_vl", {}),
+    ("qwen3_5", {}),
+    ("qwen3_5_moe", {"num_heads": 3, "spatial_merge_size": 1, "depth": 3}),
     ("qwen2_5_vl", {}),
     ("qwen2_5_vl", {"fullatt_block_indexes": [], "window_size": 20, "depth": 2}),
     ("qwen2_5_vl", {"fullatt_block_indexes": [0, 1, 2, 3, 9], "spatial_merge_size": 1, "hidden_act": "gelu"}),

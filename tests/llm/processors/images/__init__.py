@@ -1,0 +1,1 @@
+"""Processors of images, against those of transformers."""

@@ -1,0 +1,132 @@
+"""InternVL 3 and 3.5 as transformers converts them (`-hf`): a text model of one of several kinds, which also takes the
+rows of images."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families.gpt_oss import GptOssConfig, GptOssForCausalLM
+from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
+from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from pace.llm.models.families.qwen3 import Qwen3Config, Qwen3ForCausalLM
+from pace.llm.models.families.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id
+from pace.llm.models.towers.internvl import InternVLTower, InternVLVisionConfig
+from pace.naming import shown
+from pace.ops.protocol import Ops
+
+IMAGE_TOKEN_ID = 151667
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfInternVLConfig(TakesMediaConfig):
+    """Fields about images, in addition to those of the text model."""
+
+    vision: InternVLVisionConfig | None = None
+    image_token_id: int = IMAGE_TOKEN_ID
+
+    beside_text: ClassVar[frozenset[str]] = frozenset(
+        """vision_config image_token_id image_seq_length downsample_ratio projector_hidden_act vision_feature_layer
+        vision_feature_select_strategy""".split()
+    )
+
+    @classmethod
+    def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """The fields about text. That the head is tied is read outside of `text_config`, and is the default there."""
+        fields = super().text_part(raw)  # type: ignore[misc]  # a mixin
+        return fields | {"tie_word_embeddings": raw.get("tie_word_embeddings", True)}
+
+    def read_media(self, raw: dict[str, Any]) -> Any:
+        vision, placeholder = InternVLVisionConfig.of(raw), read_token_id(raw, ("image_token_id",), IMAGE_TOKEN_ID)
+        return dataclasses.replace(self, vision=vision, image_token_id=placeholder)
+
+
+class OfInternVL(TakesMedia):
+    """A text model that takes images as tiles."""
+
+    ignored_tensors = (*TakesMedia.ignored_tensors, r"vision_tower\.embeddings\.mask_token")
+    text_prefixes: ClassVar[dict[str, str]] = {
+        "language_model.lm_head.": "lm_head.",
+        "language_model.model.": "model.",
+        "model.language_model.": "model.",
+        "model.vision_tower.": "vision_tower.",
+        "model.multi_modal_projector.": "vision_tower.projector.",
+        "multi_modal_projector.": "vision_tower.projector.",
+    }
+    other_parts = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
+    def __init__(self, config: Any, dtype: torch.dtype, ops: Ops):
+        super().__init__(config, dtype, ops)
+        if config.vision is not None:
+            self.towers = [InternVLTower(config.vision, config.hidden_size, config.image_token_id)]
+
+    @classmethod
+    def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
+        text = raw.get("text_config")
+        kind = text.get("model_type", "qwen2") if isinstance(text, dict) else "qwen2"
+        if kind not in OF_TEXT:
+            raise NotImplementedError(
+                f"config.json: text_config.model_type = {shown(kind)} is not implemented for InternVL; implemented: "
+                f"{', '.join(OF_TEXT)}"
+            )
+        return OF_TEXT[kind]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternVLConfig(OfInternVLConfig, Qwen2Config):
+    pass
+
+
+class InternVLForConditionalGeneration(OfInternVL, Qwen2ForCausalLM):
+    Config = InternVLConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternVLOfQwen3Config(OfInternVLConfig, Qwen3Config):
+    pass
+
+
+class InternVLOfQwen3(OfInternVL, Qwen3ForCausalLM):
+    Config = InternVLOfQwen3Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternVLOfQwen3MoeConfig(OfInternVLConfig, Qwen3MoeConfig):
+    pass
+
+
+class InternVLOfQwen3Moe(OfInternVL, Qwen3MoeForCausalLM):
+    Config = InternVLOfQwen3MoeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternVLOfLlamaConfig(OfInternVLConfig, LlamaConfig):
+    pass
+
+
+class InternVLOfLlama(OfInternVL, LlamaForCausalLM):
+    Config = InternVLOfLlamaConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternVLOfGptOssConfig(OfInternVLConfig, GptOssConfig):
+    pass
+
+
+class InternVLOfGptOss(OfInternVL, GptOssForCausalLM):
+    Config = InternVLOfGptOssConfig
+
+
+OF_TEXT: dict[str, type[BaseModelForCausalLM]] = {
+    "gpt_oss": InternVLOfGptOss,
+    "llama": InternVLOfLlama,
+    "qwen2": InternVLForConditionalGeneration,
+    "qwen3": InternVLOfQwen3,
+    "qwen3_moe": InternVLOfQwen3Moe,
+}
+"""model_type of the text -> class."""

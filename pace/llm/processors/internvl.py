@@ -1,0 +1,153 @@
+"""Images of InternVL: `GotOcr2ImageProcessor` of transformers, as `InternVLProcessor` uses it.
+
+An image is stretched to the grid of square tiles whose shape is nearest to its own. The tiles are followed by the whole
+image, stretched to one tile, unless the grid is a single tile."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pace.llm.models.model_config import count, declared
+from pace.llm.models.towers.internvl import InternVLVisionConfig
+from pace.llm.processors.image_processor import ImageProcessor, channels, limit_of
+from pace.media.images import image_size, load_rgb, open_source
+from pace.media.media import Layout, Media, MediaError
+from pace.media.patches import normalised, resize
+from pace.naming import counted
+
+MAX_TILES = 256
+"""Maximum of `max_patches`. Published are 12; llama.cpp has at most 40."""
+MAX_SIDE = 4096
+"""Maximum side of a tile in pixels."""
+
+Grid = tuple[int, int]
+"""Columns and rows of tiles."""
+
+
+def square(default: int) -> Any:
+    """An object with two equal sides in pixels."""
+
+    def read(value: Any) -> int:
+        sides = [value.get("height"), value.get("width")] if isinstance(value, dict) and len(value) == 2 else [None]
+        if any(type(one) is not int or not 1 <= one <= MAX_SIDE for one in sides) or len(set(sides)) > 1:
+            raise ValueError(f"an object with height and width, two equal integers in 1..{MAX_SIDE}")
+        return sides[0]
+
+    return declared(default, read)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternVLImageProcessor(ImageProcessor):
+    """Processor with the settings of one checkpoint. `for_model` adds the number of tokens of a tile."""
+
+    token: ClassVar[str] = "<IMG_CONTEXT>"
+    marker: ClassVar[str] = token
+    placeholder: ClassVar[str] = "<IMG_CONTEXT>\n"
+    only: ClassVar[Mapping[str, tuple]] = {
+        "image_processor_type": ("GotOcr2ImageProcessor", "GotOcr2ImageProcessorFast", "GotOcr2ImageProcessorPil"),
+        "do_convert_rgb": (True,),
+        "do_resize": (True,),
+        "do_rescale": (True,),
+        "do_normalize": (True,),
+        "do_center_crop": (False,),
+        "do_pad": (False,),
+        "input_data_format": (),
+    }
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        """processor_class auto_map crop_size crop_to_patches pad_size data_format default_to_square device
+        return_tensors disable_grouping image_seq_length _valid_processor_keys""".split()
+    )
+    """InternVLProcessor cuts images into tiles also where `crop_to_patches` is false."""
+
+    size: int = square(384)
+    """Side of a tile in pixels."""
+    min_patches: int = count(1, MAX_TILES)
+    max_patches: int = count(12, MAX_TILES)
+    """Tiles of an image, without that of the whole image."""
+    image_mean: tuple[float, ...] = channels((0.48145466, 0.4578275, 0.40821073), -1e6)
+    image_std: tuple[float, ...] = channels((0.26862954, 0.26130258, 0.27577711), 1e-6)
+    tokens_per_tile: int = 256
+    tile_patches: int = 32
+    """Patches on a side of a tile."""
+
+    def for_model(self, config: dict[str, Any]) -> InternVLImageProcessor:
+        """Returns this processor with the tokens and patches of a tile. Raises ValueError for tiles that the tower of
+        config.json cannot take."""
+        if not isinstance(config.get("vision_config"), dict):
+            return self
+        vision = InternVLVisionConfig.of(config)
+        patches = self.size // vision.patch_size
+        if not patches or patches % vision.merge:
+            raise ValueError(
+                f"size has {patches} patches of {vision.patch_size} pixels on a side; the tower of config.json needs a "
+                f"multiple of {vision.merge}, 1 / downsample_ratio"
+            )
+        return replace(self, tokens_per_tile=(patches // vision.merge) ** 2, tile_patches=patches)
+
+    def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
+        """Decodes, resizes and cuts an image, as `MediaProcessor` says. The features are float32 `[T, 3, S, S]`: the
+        pixels of T tiles."""
+        opened = open_source(source)
+        columns, rows = grid = self.grid(*image_size(opened), max_tokens)
+        image, tile = load_rgb(opened), self.size
+        digest = hashlib.sha256(repr((self, image.size, grid)).encode())
+        digest.update(image.tobytes())
+        pixels = resize(image, rows * tile, columns * tile, self.resample)
+        tiles = list(pixels.reshape(rows, tile, columns, tile, 3).swapaxes(1, 2).reshape(-1, tile, tile, 3))
+        if len(tiles) > 1:
+            tiles.append(resize(image, tile, tile, self.resample))
+        return Media(
+            kind=self.kind,
+            features=normalised(np.stack(tiles), self.table),
+            grid=(len(tiles), self.tile_patches, self.tile_patches),
+            num_tokens=len(tiles) * self.tokens_per_tile,
+            digest=digest.digest(),
+        )
+
+    def layout(self, source: Any, max_tokens: int | None = None) -> Layout:
+        """The tokens of all tiles, between the beginning and the end of an image."""
+        num_tokens = num_tiles(self.grid(*image_size(source), max_tokens)) * self.tokens_per_tile
+        return Layout(f"<img>{self.token * num_tokens}</img>", (num_tokens,))
+
+    def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
+        """`pixel_values` float32 `[sum of T, 3, S, S]`."""
+        return {"pixel_values": np.concatenate([medium.features for medium in media])}
+
+    def grid(self, height: int, width: int, max_tokens: int | None = None) -> Grid:
+        """The tiles of an image of this size. A limit of tokens lowers `max_patches`. Raises MediaError if one tile has
+        more tokens."""
+        limit = limit_of(max_tokens)
+        allowed = limit // self.tokens_per_tile
+        if not allowed:
+            raise MediaError(
+                f"an image needs at least {counted(self.tokens_per_tile, 'token')}, those of a tile, but may only have "
+                f"{counted(limit, 'token')}"
+            )
+        lowest, highest = (min(bound, max(1, allowed - 1)) for bound in (self.min_patches, self.max_patches))
+        return nearest_grid(height, width, self.size, lowest, highest)
+
+
+def num_tiles(grid: Grid) -> int:
+    """Number of tiles, that of the whole image included."""
+    columns, rows = grid
+    return columns * rows + (columns * rows > 1)
+
+
+def nearest_grid(height: int, width: int, tile: int, lowest: int, highest: int) -> Grid:
+    """The grid of `lowest .. highest` tiles whose aspect ratio is nearest to the image's; one tile if there is none. Of
+    grids of the same ratio, a larger one counts if the image has more than half of its pixels."""
+    aspect, area = width / height, width * height
+    grids = [(columns, rows) for columns in range(1, highest + 1) for rows in range(1, highest // columns + 1)]
+    best, least = (1, 1), float("inf")
+    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        if columns * rows < lowest:
+            continue
+        difference = abs(aspect - columns / rows)
+        if difference < least or (difference == least and area > 0.5 * tile * tile * columns * rows):
+            best, least = (columns, rows), difference
+    return best

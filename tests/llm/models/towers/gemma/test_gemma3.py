@@ -1,0 +1,341 @@
+"""Gemma 3 with images: rows of the tower and greedy text are those of transformers, and images are seen whole."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig
+from pace.llm.models.model_list import read_config
+from pace.llm.runners import EagerRunner, ProgramRunner
+from tests.llm.models.towers.gemma.looking import (
+    BEGIN,
+    END,
+    IMAGE,
+    TEXT,
+    TOKENS,
+    VISION,
+    inputs_of,
+    pixels,
+    save_looking,
+    with_new_names,
+    with_published_names,
+)
+from tests.llm.models.towers.seeing import results, run_to_end
+from tests.plugins.tiers import sample
+from tests.support import TensorDict, backend, backends
+
+pytest.importorskip("transformers")
+
+COUNTS = [1, 0, 3, 2, 1]
+"""Images of each prompt."""
+BACKEND = "native" if "native" in backends() else "torch"
+VARIANTS = {
+    "plain": ({}, {}),
+    "head": ({"vision_use_head": True}, {}),
+    "border": ({"image_size": 31, "num_attention_heads": 3, "hidden_act": "gelu"}, {"mm_tokens_per_image": 4}),
+    "every patch": ({"num_hidden_layers": 1}, {"mm_tokens_per_image": 36}),
+}
+"""Fields of `vision_config` and of the whole. "border": patches do not fill the image, and pools not the patches."""
+
+
+def load(folder, **options) -> LLMModel:
+    return LLMModel(folder, **{"dtype": "float32", "progress": False, "backend": BACKEND, **options})
+
+
+@pytest.fixture(scope="module")
+def looking(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("looking")
+    return save_looking(folder), folder
+
+
+@pytest.fixture(scope="module")
+def model(looking):
+    with load(looking[1]) as model:
+        yield model
+
+
+def run(model, inputs, count: int, **fields) -> list:
+    return results(model.generate(**inputs, max_new_tokens=count, logprobs=0, **fields))
+
+
+@torch.no_grad()
+def oracle_tokens(oracle, inputs, count: int) -> list[int]:
+    out = oracle.generate(**inputs, max_new_tokens=count, do_sample=False)
+    return out[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("name", sample(list(VARIANTS), lambda name: name == "border"))
+def test_rows_are_those_of_transformers(name, tmp_path) -> None:
+    vision, fields = VARIANTS[name]
+    oracle = save_looking(tmp_path, vision=vision, **fields)
+    images = pixels(3, 1, (VISION | vision)["image_size"])
+    with torch.no_grad():
+        expected = oracle.model.get_image_features(images, return_dict=True).pooler_output
+    from safetensors.torch import load_file
+
+    for rename in (lambda folder: None, with_published_names, with_new_names):
+        rename(tmp_path)
+        model_class, config = read_config(json.loads((tmp_path / "config.json").read_text()), media=True)
+        for ops in backends():
+            model = model_class(config, torch.float32, backend(ops))
+            model.load_weights(TensorDict(load_file(tmp_path / "model.safetensors")))
+            runner = EagerRunner(model)
+            media = runner.towers[0].read_inputs({"pixel_values": images})
+            ours = [run_to_end(runner.encode(medium)) for medium in media]
+            for found, wanted in zip(ours, expected, strict=True):
+                assert found.shape == wanted.shape == (media[0].num_tokens, TEXT["hidden_size"])
+                assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+            assert len({found.std().item() for found in ours}) == 3 and ours[1].std() > 0.1
+            if ops == "native":
+                program = ProgramRunner(model)
+                for image in (2, 0):
+                    assert torch.equal(run_to_end(program.encode(media[image])), ours[image])
+
+
+@pytest.mark.parametrize("counts, new", [((3, 0), 12), pytest.param(COUNTS, 64, marks=pytest.mark.thorough)])
+def test_greedy_text_is_that_of_transformers(looking, counts, new) -> None:
+    """Alone, in a batch that is padded on the left, and in steps with fewer tokens than an image has: the same bits."""
+    oracle, folder = looking
+    with load(folder, prefix_cache_bytes=0) as model:
+        alone = []
+        for index, count in enumerate(counts):
+            inputs = inputs_of([count], index)
+            alone += run(model, inputs, new)
+            assert alone[-1][0] == oracle_tokens(oracle, inputs, new), f"{count} images"
+        assert len({tuple(tokens) for tokens, _ in alone}) == len(counts)
+        batch = inputs_of(counts)
+        assert run(model, batch, new) == alone
+        for budget in (7, 13, 1):
+            model._engine.scheduler.max_tokens_per_step = budget
+            assert run(model, batch, 8) == [(tokens[:8], numbers[:8]) for tokens, numbers in alone], budget
+
+
+def test_rows_of_an_image_see_those_after_them(looking, model) -> None:
+    """Placeholders alone say where images are; without `token_type_ids`, transformers sees them row by row."""
+    inputs = inputs_of([2], 1)
+    without = {name: value for name, value in inputs.items() if name != "token_type_ids"}
+    ((tokens, numbers),) = run(model, without, 1)
+    with torch.no_grad():
+        seen, unseen = [looking[0](**given).logits[0, -1].log_softmax(0)[tokens[0]] for given in (inputs, without)]
+    assert abs(numbers[0] - seen) < 1e-4 and abs(seen - unseen) > 1e-3
+
+
+@pytest.mark.thorough
+def test_every_way_to_run_it_gives_the_same_text(looking, model) -> None:
+    batch = inputs_of(COUNTS)
+    expected = run(model, batch, 12)
+    for name in ("native-eager", "torch") if BACKEND == "native" else ():
+        with load(looking[1], backend=name) as other:
+            found = run(other, batch, 12)
+        if name == "native-eager":
+            assert found == expected
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected], name
+    for options in ({"kv_cache_type": "dynamic"}, {"num_threads": 1}, {"num_threads": 5}):
+        with load(looking[1], **options) as other:
+            assert run(other, batch, 12) == expected, options
+        from pace import _C
+
+        _C.set_num_threads(2)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("source", ["prompt lookup", "draft model"])
+def test_drafts_change_no_token(looking, model, source) -> None:
+    batch = inputs_of(COUNTS)
+    spec_config = PromptLookupConfig() if source == "prompt lookup" else DraftModelConfig(looking[1])
+    with load(looking[1], spec_config=spec_config) as drafted:
+        output = drafted.generate(**batch, max_new_tokens=40, logprobs=0)
+        assert output.metrics.num_drafted_tokens and results(output) == run(model, batch, 40)
+
+
+@pytest.mark.thorough
+def test_preempted_prompts_are_computed_again(looking, model) -> None:
+    batch, count = inputs_of([3, 2, 3, 1], 5), 90
+    expected = run(model, batch, count)
+    with load(looking[1], kv_cache_bytes=250_000, prefix_cache_bytes=0) as small:
+        output = small.generate(**batch, max_new_tokens=count, logprobs=0)
+        assert results(output) == expected
+        assert output.metrics.num_preemptions > 0
+
+
+def test_a_prefix_may_end_within_an_image(looking) -> None:
+    """The rest of the image sees all of it, as its cached rows do."""
+    image = [BEGIN, *[IMAGE] * TOKENS, END]
+    start = [*range(2, 12), *image]  # the block of 16 ends with its fifth row
+    ends = [[*range(20, 30)], [*range(40, 70)], [*range(20, 30), *image, 7]]
+
+    def inputs(end: list[int], seed: int) -> dict[str, torch.Tensor]:
+        tokens = start + end
+        return {"input_ids": torch.tensor([tokens]), "pixel_values": pixels(tokens.count(BEGIN), seed)}
+
+    with load(looking[1], prefix_cache_bytes=0) as fresh, load(looking[1]) as cached:
+        for seed, end, reused in [(1, 0, 0), (1, 1, 16), (2, 1, 0), (1, 2, 16), (1, 0, 16), (1, 2, 32)]:
+            expected = results(fresh.generate(inputs(ends[end], seed), max_new_tokens=8, logprobs=0))
+            output = cached.generate(inputs(ends[end], seed), max_new_tokens=8, logprobs=0)
+            assert results(output) == expected, (seed, end)
+            assert output.metrics.num_reused_tokens >= reused, (seed, end)
+        cached._engine.check_idle()
+
+
+@pytest.mark.thorough
+def test_beams_are_those_of_transformers(looking, model) -> None:
+    inputs = inputs_of([2], 3)
+    with torch.no_grad():
+        expected = looking[0].generate(**inputs, max_new_tokens=12, num_beams=3, do_sample=False)
+    found = model.generate(**inputs, max_new_tokens=12, num_beams=3, do_sample=False)
+    assert torch.equal(found.output_token_ids, expected)
+
+
+@pytest.mark.thorough
+def test_bfloat16_rows_are_as_near_as_those_of_transformers(looking) -> None:
+    """Weights in bfloat16 are the same numbers, and activations are float32 here."""
+    from transformers import AutoModelForImageTextToText
+
+    images = pixels(4, 3)
+    half = AutoModelForImageTextToText.from_pretrained(looking[1], dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        exact = looking[0].model.get_image_features(images, return_dict=True).pooler_output
+        usual = half.model.get_image_features(images.bfloat16(), return_dict=True).pooler_output.float()
+    with load(looking[1], dtype="bfloat16") as model:
+        runner = model._engine.model
+        media = runner.towers[0].read_inputs({"pixel_values": images})
+        ours = torch.stack([run_to_end(runner.encode(medium)) for medium in media])
+    assert (ours - exact).square().mean() <= (usual - exact).square().mean()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"quantization": "int8"}, {"dtype": "bfloat16"}])
+def test_batches_and_steps_change_no_bit_in_other_formats(looking, options) -> None:
+    with load(looking[1], prefix_cache_bytes=0, **options) as model:
+        alone = [run(model, inputs_of([count], index), 8)[0] for index, count in enumerate(COUNTS)]
+        for budget in (512, 11):
+            model._engine.scheduler.max_tokens_per_step = budget
+            assert run(model, inputs_of(COUNTS), 8) == alone, budget
+
+
+def test_sessions_see_images_whole(looking, model, tmp_path) -> None:
+    """Images in two turns. The second is dropped, then appended to a fork, and to a session that was saved."""
+    whole = inputs_of([2], 1)
+    tokens, images = whole["input_ids"][0], whole["pixel_values"]
+    cut = len(tokens) - tokens.tolist()[::-1].index(BEGIN) - 1
+    turns = [
+        {"input_ids": part[None], "pixel_values": image[None]}
+        for part, image in zip((tokens[:cut], tokens[cut:]), images, strict=True)
+    ]
+    with model.session() as session:
+        expected = session.append(whole, "all")
+        assert session.append([5]).log_softmax(1).isfinite().all()
+        session.truncate(cut)
+        with pytest.raises(ValueError, match="an image or a clip, which truncate keeps or drops as a whole"):
+            session.truncate(cut - len(tokens) // 4)
+        with session.fork() as fork:
+            assert torch.equal(fork.append(turns[1], "all"), expected[cut:])
+        session.save(tmp_path / "saved")
+    with load(looking[1], prefix_cache_bytes=0) as other:
+        with other.load_session(tmp_path / "saved") as session:
+            assert torch.equal(session.append(turns[1], "all"), expected[cut:])
+            assert session.tokens == tokens.tolist()
+        with other.session() as session:
+            assert torch.equal(session.append(turns[0], "all"), expected[:cut])
+            assert torch.equal(session.append(turns[1], "all"), expected[cut:])
+
+
+@pytest.mark.thorough
+def test_a_placeholder_outside_of_the_vocabulary(looking, model, tmp_path) -> None:
+    """Its embedding is never asked for, which is so in transformers, too. Penalties and drafts do not meet it."""
+    oracle = save_looking(tmp_path, image_token_index=262144)
+    inputs = inputs_of([2, 0, 1], 1)
+    expected = run(model, inputs, 12)
+    inputs["input_ids"] = inputs["input_ids"].where(inputs["input_ids"] != IMAGE, 262144)
+    with load(tmp_path, spec_config=PromptLookupConfig()) as other:
+        assert run(other, inputs, 12) == expected
+        one = {name: value[:1] if name != "pixel_values" else value[:2] for name, value in inputs.items()}
+        assert (
+            oracle_tokens(oracle, {name: one[name] for name in one if name != "attention_mask"}, 12) == expected[0][0]
+        )
+        output = other.generate(**inputs, max_new_tokens=12, repetition_penalty=1.2, no_repeat_ngram_size=3)
+        assert torch.equal(output.output_token_ids[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
+        with other.session() as session:
+            session.append(one)
+            session.save(tmp_path / "saved")
+        other.load_session(tmp_path / "saved").close()
+        with pytest.raises(ValueError, match="holds the token id 262144"):
+            other.generate([[5, 262144]], max_new_tokens=1)
+
+
+def test_samples_and_text_alone(looking, model) -> None:
+    inputs = inputs_of([2], 2)
+    ((expected, _),) = run(model, inputs, 10)
+    samples = model.generate(**inputs, max_new_tokens=10, num_return_sequences=3, do_sample=True, top_k=1)
+    assert samples.generated_token_ids == [expected] * 3
+    text = {"input_ids": torch.arange(2, 60)[None]}
+    with load(looking[1], media=False) as plain:
+        assert run(plain, text, 20) == run(model, text, 20)
+        with pytest.raises(ValueError, match="takes no images.*leave out pixel_values"):
+            plain.generate(**inputs)
+
+
+def test_inputs_that_are_refused(model) -> None:
+    inputs = inputs_of([2], 2)
+    for images, message in (
+        (torch.zeros(2, 3, 24, 20), r"floats \[images, 3, 24, 24\]; got torch.float32 \[2, 3, 24, 20\]"),
+        (torch.zeros(2, 3, 24, 24).int(), "pixel_values must be floats"),
+        (torch.zeros(3, 24, 24), "pixel_values must be floats"),
+        (torch.zeros(1, 3, 24, 24), "the prompt has 18 tokens of id 90, but 1 image must have 9"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.generate(**inputs | {"pixel_values": images}, max_new_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "vision", "error", "message"),
+    [
+        ({"mm_tokens_per_image": 8}, {}, ValueError, "mm_tokens_per_image must be a square; got 8"),
+        ({"image_token_index": "x"}, {}, ValueError, "image_token_index must be a token's id"),
+        ({}, {"image_size": [24, 20]}, NotImplementedError, r"vision_config.image_size: \[24, 20\] .* equal sides"),
+        ({}, {"image_size": 3}, ValueError, "image_size must be at least patch_size; got 3 and 4"),
+        ({}, {"num_attention_heads": 5}, ValueError, "must be a multiple of num_attention_heads; got 24 and 5 heads"),
+        ({}, {"hidden_act": "mish"}, NotImplementedError, r"vision_config\.hidden_act.*mish"),
+        ({}, {"model_type": "clip_vision_model"}, NotImplementedError, "model_type = 'clip_vision_model'"),
+        ({}, {"spatial_merge_size": 2}, NotImplementedError, "vision_config.spatial_merge_size = 2 is not implemented"),
+    ],
+)
+def test_configs_that_are_refused(fields, vision, error, message) -> None:
+    config = {
+        "model_type": "gemma3", "text_config": TEXT, "vision_config": VISION | vision, "mm_tokens_per_image": TOKENS,
+        "image_token_index": IMAGE, **fields,
+    }  # fmt: skip
+    with pytest.raises(error, match=f"{message}.*; media=False loads the text model alone"):
+        read_config(config, media=True)
+    assert read_config(config)[1].vision is None
+
+
+@pytest.mark.parametrize("num_tokens", sample([49, 25], lambda count: count == 25))
+def test_a_tower_that_cannot_be_used_is_left_out(num_tokens, tmp_path, caplog) -> None:
+    """Text works, which is so in transformers, too."""
+    oracle = save_looking(tmp_path, mm_tokens_per_image=num_tokens)
+    with load(tmp_path) as model:
+        assert f"mm_tokens_per_image = {num_tokens} is not the square of a part of 6" in caplog.text
+        text = {"input_ids": torch.arange(2, 20)[None]}
+        assert run(model, text, 8)[0][0] == oracle_tokens(oracle, text, 8)
+        with pytest.raises(ValueError, match="takes no images"):
+            model.generate(**inputs_of([1]))
+
+
+def test_fields_that_are_left_out_have_the_defaults_of_transformers() -> None:
+    from transformers import Gemma3Config
+
+    whole = Gemma3Config(vision_config=VISION).to_dict()
+    assert whole["mm_tokens_per_image"] == 256 and whole["image_token_index"] == 262144
+    published = {
+        "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "model_type": "siglip_vision_model",
+        "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False,
+    }  # fmt: skip
+    text = {"model_type": "gemma3_text", "hidden_size": 2560}
+    short = {"model_type": "gemma3", "text_config": text, "vision_config": published}
+    written = Gemma3Config(text_config=text, vision_config=published).to_dict()
+    vision, other = (read_config(each, media=True)[1].vision for each in (short, written))
+    assert vision == other and (vision.patches_per_side, vision.tokens_per_side, vision.head_dim) == (64, 16, 72)

@@ -1,0 +1,256 @@
+"""Mistral 3, Pixtral and LLaVA: rows of the towers and greedy text are those of transformers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig
+from pace.llm.models.model_list import read_config
+from pace.llm.runners import EagerRunner, ProgramRunner
+from tests.llm.models.towers.llava.making import (
+    CASES,
+    IMAGE,
+    TEXT,
+    Case,
+    inputs_of,
+    media_inputs,
+    prompt_of,
+    rename,
+    rows_of_image,
+    save_llava,
+    together,
+)
+from tests.llm.models.towers.seeing import results, run_to_end
+from tests.plugins.tiers import sample
+from tests.support import TensorDict, backend, backends
+
+pytest.importorskip("transformers")
+
+ALWAYS = ("mistral3", "llava")
+IMAGES = [[(2, 3)], [], [(1, 1), (4, 2)], [(3, 3), (1, 5), (2, 2)]]
+"""Rows and columns of tokens of the images of each prompt."""
+NEW = 64
+BACKEND = "native" if "native" in backends() else "torch"
+
+
+def load(folder, **options) -> LLMModel:
+    return LLMModel(folder, **{"dtype": "float32", "progress": False, "backend": BACKEND, **options})
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mistral3")
+    return save_llava(folder, CASES["mistral3"]), folder
+
+
+@pytest.fixture(scope="module")
+def model(seeing):
+    with load(seeing[1]) as model:
+        yield model
+
+
+def run(model, inputs, count: int = NEW, **fields) -> list:
+    return results(model.generate(**inputs, max_new_tokens=count, logprobs=0, **fields))
+
+
+def batch_of(case: Case, images: list) -> dict[str, torch.Tensor]:
+    """The prompts and images of `inputs_of(case, images[index], index)` as one batch."""
+    prompts = [prompt_of(case, each, index) for index, each in enumerate(images)]
+    return together(prompts, [media_inputs(case, each, index) for index, each in enumerate(images)])
+
+
+@torch.no_grad()
+def oracle_tokens(oracle, inputs, count: int = NEW) -> list[int]:
+    out = oracle.generate(**inputs, max_new_tokens=count, do_sample=False)
+    return out[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def load_layers(folder, ops: str, dtype: torch.dtype = torch.float32):
+    from safetensors.torch import load_file
+
+    model_class, config = read_config(json.loads((folder / "config.json").read_text()), media=True)
+    model = model_class(config, dtype, backend(ops))
+    model.load_weights(TensorDict(load_file(folder / "model.safetensors")))
+    return model
+
+
+def rows_of(runner, inputs) -> list[torch.Tensor]:
+    return [run_to_end(runner.encode(media)) for media in runner.towers[0].read_inputs(inputs)]
+
+
+@torch.no_grad()
+def oracle_rows(oracle, inputs) -> list[torch.Tensor]:
+    given = inputs | {"pixel_values": inputs["pixel_values"].to(oracle.dtype)}
+    return list(oracle.model.get_image_features(**given, return_dict=True).pooler_output)
+
+
+SIZES = [(2, 3), (1, 1), (5, 2)]
+
+
+@pytest.mark.parametrize("name", sample(list(CASES), lambda name: name in ALWAYS))
+def test_rows_are_those_of_transformers(name, tmp_path) -> None:
+    case = CASES[name]
+    oracle, inputs = save_llava(tmp_path, case), media_inputs(case, SIZES, 0)
+    expected = oracle_rows(oracle, inputs)
+    for spelling in ("saved", "published", "new"):
+        if spelling != "saved":
+            rename(tmp_path, spelling == "published")
+        for ops in backends():
+            model = load_layers(tmp_path, ops)
+            ours = rows_of(EagerRunner(model), inputs)
+            for found, wanted in zip(ours, expected, strict=True):
+                assert found.shape == wanted.shape == (len(wanted), TEXT["hidden_size"])
+                assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+            assert len({found.std().item() for found in ours}) == len(SIZES) and ours[2].std() > 0.1
+            if ops == "native":
+                program = ProgramRunner(model)
+                media = program.towers[0].read_inputs(inputs)
+                for image in (2, 0):
+                    assert torch.equal(run_to_end(program.encode(media[image])), ours[image])
+
+
+@pytest.mark.parametrize("name", sample(list(CASES), lambda name: False))
+def test_bfloat16_rows_are_as_near_as_those_of_transformers(name, tmp_path) -> None:
+    """Weights in bfloat16 are the same numbers, and activations are float32 here."""
+    from transformers import AutoModelForImageTextToText
+
+    case = CASES[name]
+    inputs = media_inputs(case, SIZES, 0)
+    exact = oracle_rows(save_llava(tmp_path, case), inputs)
+    usual = oracle_rows(AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.bfloat16).eval(), inputs)
+    for ops in backends():
+        ours = rows_of(EagerRunner(load_layers(tmp_path, ops, torch.bfloat16)), inputs)
+        for found, theirs, wanted in zip(ours, usual, exact, strict=True):
+            assert (found - wanted).square().mean() <= (theirs.float() - wanted).square().mean()
+
+
+@pytest.mark.parametrize("name", sample(list(CASES), lambda name: name in ALWAYS))
+def test_greedy_text_is_that_of_transformers(name, tmp_path) -> None:
+    """Alone, in a batch that is padded on the left, and with prompts cut into chunks: the same bits."""
+    case = CASES[name]
+    oracle = save_llava(tmp_path, case)
+    with load(tmp_path, prefix_cache_bytes=0) as model:
+        alone = []
+        for index, images in enumerate(IMAGES):
+            inputs = inputs_of(case, images, index)
+            alone += run(model, inputs)
+            assert alone[-1][0] == oracle_tokens(oracle, inputs), f"{len(images)} images"
+        assert len({tuple(tokens) for tokens, _ in alone}) == len(IMAGES)
+        batch = batch_of(case, IMAGES)
+        assert run(model, batch) == alone
+        model._engine.scheduler.max_tokens_per_step = 7
+        assert run(model, batch) == alone
+
+
+@pytest.mark.thorough
+def test_every_way_to_run_it_gives_the_same_text(seeing, model) -> None:
+    batch = batch_of(CASES["mistral3"], IMAGES)
+    expected = run(model, batch, 12)
+    for name in ("native-eager", "torch") if BACKEND == "native" else ():
+        with load(seeing[1], backend=name) as other:
+            found = run(other, batch, 12)
+        if name == "native-eager":
+            assert found == expected
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected], name
+    for options in ({"kv_cache_type": "dynamic"}, {"num_threads": 1}, {"num_threads": 5}):
+        with load(seeing[1], **options) as other:
+            assert run(other, batch, 12) == expected, options
+        from pace import _C
+
+        _C.set_num_threads(2)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("source", ["prompt lookup", "draft model"])
+def test_drafts_change_no_token(seeing, model, source) -> None:
+    batch = batch_of(CASES["mistral3"], IMAGES)
+    spec_config = PromptLookupConfig() if source == "prompt lookup" else DraftModelConfig(seeing[1])
+    with load(seeing[1], spec_config=spec_config) as drafted:
+        output = drafted.generate(**batch, max_new_tokens=40, logprobs=0)
+        assert output.metrics.num_drafted_tokens and results(output) == run(model, batch, 40)
+
+
+@pytest.mark.thorough
+def test_preempted_prompts_are_computed_again(seeing, model) -> None:
+    batch, count = batch_of(CASES["mistral3"], [[(4, 5), (3, 3)], [(5, 5)], [(6, 2), (2, 2)], [(5, 4)]]), 90
+    expected = run(model, batch, count)
+    with load(seeing[1], kv_cache_bytes=250_000, prefix_cache_bytes=0) as small:
+        output = small.generate(**batch, max_new_tokens=count, logprobs=0)
+        assert results(output) == expected
+        assert output.metrics.num_preemptions > 0
+
+
+def test_the_cache_tells_images_of_several_rows_apart(seeing) -> None:
+    """A prefix may end in any row of an image. Blocks before the first image that differs are reused."""
+    case, sizes = CASES["mistral3"], [(5, 4), (2, 3)]
+    prompt = [*range(2, 14), *rows_of_image(5, 4), *range(40, 50), *rows_of_image(2, 3), *range(60, 70)]
+    images = {seed: media_inputs(case, sizes, seed) for seed in (1, 2)}
+    mixed = images[1] | {"pixel_values": torch.cat([images[1]["pixel_values"][:1], images[2]["pixel_values"][1:]])}
+    ends = {"ids": torch.tensor([prompt]), "other": torch.tensor([[*prompt[:30], 7, 8]])}
+    with load(seeing[1], prefix_cache_bytes=0) as fresh, load(seeing[1]) as cached:
+        for given, reused in ((images[1], 0), (images[1], 64), (images[2], 0), (mixed, 32), (mixed, 64)):
+            inputs = given | {"input_ids": ends["ids"]}
+            expected = results(fresh.generate(inputs, max_new_tokens=8, logprobs=0))
+            output = cached.generate(inputs, max_new_tokens=8, logprobs=0)
+            assert results(output) == expected
+            assert output.metrics.num_reused_tokens == reused
+        cached._engine.check_idle()
+        assert cached._engine.media.num_encoded <= 4
+
+
+def test_text_alone_has_the_bits_of_a_model_without_a_tower(seeing, model) -> None:
+    text = {"input_ids": torch.arange(2, 60)[None]}
+    with load(seeing[1], media=False) as plain:
+        assert run(plain, text, 20) == run(model, text, 20)
+        with pytest.raises(ValueError, match="takes no images.*leave out pixel_values"):
+            plain.generate(**inputs_of(CASES["mistral3"], IMAGES[0], 0))
+
+
+def test_blocks_after_the_last_feature_layer_are_not_loaded(tmp_path) -> None:
+    case = CASES["llava"]
+    save_llava(tmp_path, case)
+    tower = load_layers(tmp_path, backends()[0]).towers[0]
+    assert len(tower.blocks) == case.vision["num_hidden_layers"] - 1
+    assert sum("encoder.layers" in name for name in tower.targets()) == 16 * len(tower.blocks)
+
+
+def changed(**tensors):
+    inputs = inputs_of(CASES["mistral3"], IMAGES[2], 2)
+    return {name: value for name, value in (inputs | tensors).items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"pixel_values": None, "image_sizes": None}, "the prompt has 9 tokens of id 90, but 0 images must have 0"),
+        ({"image_sizes": None}, "pixel_values and image_sizes; image_sizes is missing"),
+        ({"pixel_values": None}, "pixel_values is missing"),
+        ({"image_sizes": torch.tensor([[8, 8], [32, 20]])}, r"image 1 must be multiples of 8 .*got \[32, 20\]"),
+        ({"image_sizes": torch.tensor([[8, 8], [40, 16]])}, r"image 1 .* up to \[32, 16\].*got \[40, 16\]"),
+        ({"image_sizes": torch.tensor([[8, 0], [32, 16]])}, "image 0 must be multiples of 8"),
+        ({"image_sizes": torch.tensor([[8, 8]])}, r"image_sizes must be integers \[2, 2\]"),
+        ({"image_sizes": torch.ones(2, 2)}, "image_sizes must be integers"),
+        ({"pixel_values": torch.zeros(2, 4, 32, 16)}, r"pixel_values must be floats \[images, 3, H, W\]"),
+        ({"pixel_values": torch.zeros(2, 3, 32, 16).int()}, "pixel_values must be floats"),
+        ({"image_sizes": torch.tensor([[8, 16], [32, 16]])}, "has 9 tokens of id 90, but 2 images must have 10"),
+        (
+            {"image_sizes": torch.tensor([[32, 16], [8, 8]])},
+            "image 0 needs 2 tokens of id 90 in a row; those from token 0 of prompt 0 on have others between them",
+        ),
+    ],
+)
+def test_inputs_that_are_refused(model, inputs, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        model.generate(changed(**inputs), max_new_tokens=2)
+
+
+def test_images_of_a_square_tower_that_are_refused(tmp_path) -> None:
+    case = CASES["llava"]
+    save_llava(tmp_path, case)
+    tower = load_layers(tmp_path, backends()[0]).towers[0]
+    with pytest.raises(ValueError, match=r"pixel_values must be floats \[images, 3, 14, 14\]; got .*\[1, 3, 14, 13\]"):
+        tower.read_inputs({"pixel_values": torch.zeros(1, 3, 14, 13)})
+    assert tower.placeholder == IMAGE

@@ -1,0 +1,1 @@
+"""Models that take images as tiles: Idefics3, SmolVLM and LFM2-VL."""
