@@ -106,6 +106,8 @@ def read_prompts(
         prompts = _from_list(list(inputs), tokenizer, encoder)
     else:
         raise TypeError(f"inputs must be {_KINDS}; got {type(inputs).__name__}")
+    if prompts.media:
+        prompts = replace(prompts, rows=[_held(*each, vocab_size) for each in zip(prompts.rows, prompts.media)])
     _check_rows(prompts.rows, vocab_size)
     for index, row in enumerate(prompts.rows):
         if not (prompts.media and prompts.media[index]):
@@ -130,6 +132,19 @@ def _read_media(
             placed += found
     found = [tuple(sorted(placed, key=lambda span: span.start)) for placed in places]
     return found if any(found) else None
+
+
+def held_token(placeholder: int, vocab_size: int) -> int:
+    """The token that sequences have for a placeholder: itself, or 0 if the model has no embedding for it."""
+    return placeholder if placeholder < vocab_size else 0
+
+
+def _held(row: list[int], media: tuple[MediaSpan, ...], vocab_size: int) -> list[int]:
+    """The row with the tokens that sequences have for its placeholders."""
+    row = list(row)
+    for span in media:
+        row[span.start : span.end] = [held_token(row[span.start], vocab_size)] * span.length
+    return row
 
 
 def _from_list(items: list[Any], tokenizer: Any, encoder: PromptEncoder = NO_MEDIA) -> Prompts:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from pace.llm.cache.saved_file import SavedFile, write_file
 from pace.llm.clients.saved_media import describe, feature_bytes, read_media, whole_media
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
+from pace.llm.inputs import held_token
 from pace.llm.sequence import AdapterKey, Sequence
 from pace.media.media import MediaSpan
 
@@ -175,8 +176,8 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
     )
     tokens = np.frombuffer(file.piece(0), TOKEN).tolist() if len(file.sizes) > 1 and not file.sizes[0] % 4 else None
     # A session that was cut keeps the angles of its longer prompt.
-    limits = (num_prompt_tokens, engine.model.max_position_embeddings), (num_computed, len(tokens or ()))
-    if tokens is None or not all(type(count) is int and 0 <= count <= limit for count, limit in limits):
+    longest = engine.model.max_position_embeddings
+    if tokens is None or not (_is_count(num_prompt_tokens, longest) and _is_count(num_computed, len(tokens))):
         raise ValueError("its head contradicts itself")
     if len(tokens) > engine.max_length:
         raise ValueError(
@@ -195,9 +196,14 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
     adapter = _adapter_of(head.get("adapter", []))
     if entries and head.get("mmproj") != _identity(driver).mmproj:
         raise ValueError("its images were encoded with another mmproj file; give that one, or compute it again")
-    placeholders = {tower.kind: tower.placeholder for tower in engine.model.towers}
+    vocab_size = engine.model.vocab_size
+    placeholders = {tower.kind: held_token(tower.placeholder, vocab_size) for tower in engine.model.towers}
     media = read_media(entries, [file.piece(number) for number in range(2, num_first)], tokens, placeholders)
     return Saved(tokens, num_prompt_tokens, extent, bytes(file.piece(1)), adapter, media), pieces
+
+
+def _is_count(value: Any, maximum: int) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= maximum
 
 
 def _adapter_of(value: Any) -> AdapterKey:

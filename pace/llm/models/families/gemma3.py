@@ -58,22 +58,16 @@ class Gemma3Config(TakesMediaConfig, Gemma2Config):
     def read_media(self, raw: dict[str, Any]) -> Any:
         vision = Gemma3VisionConfig.of_whole(raw, self.hidden_size)
         placeholder = read_token_id(raw, ("image_token_index", "image_token_id"), 262144)
-        if reason := self._why_not(vision, placeholder):
-            logger.warning("config.json: %s; the model takes text only", reason)
-            return self
-        return replace(self, vision=vision, image_token_id=placeholder)
-
-    def _why_not(self, vision: Gemma3VisionConfig, placeholder: int) -> str:
-        """Why the model can take no images. transformers opens such checkpoints, too, and fails for the first image."""
-        if not vision.pool:
-            side = vision.patches_per_side
-            return (
-                f"mm_tokens_per_image = {vision.tokens_per_side**2} is not the square of a part of {side}, the patches "
-                "on a side of an image"
-            )
-        if placeholder >= self.vocab_size:
-            return f"image_token_index = {placeholder} is not below vocab_size, {self.vocab_size}"
-        return ""
+        if vision.pool:
+            return replace(self, vision=vision, image_token_id=placeholder)
+        # transformers opens such checkpoints, too, and fails for the first image.
+        logger.warning(
+            "config.json: mm_tokens_per_image = %d is not the square of a part of %d, the patches on a side of an "
+            "image; the model takes text only",
+            vision.tokens_per_side**2,
+            vision.patches_per_side,
+        )
+        return self
 
     @property
     def full_every(self) -> int:

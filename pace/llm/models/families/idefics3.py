@@ -71,7 +71,7 @@ class TakesTiles(TakesMedia):
     @classmethod
     def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
         text = raw.get("text_config")
-        kind = text.get("model_type", "llama") if isinstance(text, dict) else "llama"
+        kind = str(text.get("model_type", "llama")) if isinstance(text, dict) else "llama"
         if kind not in OF_TEXT:
             raise NotImplementedError(
                 f"config.json: text_config.model_type = {shown(kind)} is not implemented for Idefics3; implemented: "

@@ -78,7 +78,7 @@ class SeesTiles(TakesMedia):
     @classmethod
     def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
         text = raw.get("text_config")
-        kind = text.get("model_type", "lfm2") if isinstance(text, dict) else "lfm2"
+        kind = str(text.get("model_type", "lfm2")) if isinstance(text, dict) else "lfm2"
         if kind not in OF_TEXT:
             raise NotImplementedError(
                 f"config.json: text_config.model_type = {shown(kind)} is not implemented for Lfm2Vl; implemented: "

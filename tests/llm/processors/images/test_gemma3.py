@@ -29,7 +29,7 @@ SETTINGS = {
     "pan_and_scan_min_ratio_to_activate": None, "processor_class": "Gemma3Processor", "resample": 2,
     "rescale_factor": 0.00392156862745098, "size": {"height": 896, "width": 896},
 }  # fmt: skip
-"""As published."""
+"""The published ones."""
 SMALL = SETTINGS | {"size": {"height": 24, "width": 24}}
 SPECIAL = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 TEMPLATE = (
@@ -71,6 +71,7 @@ def test_images_of_the_published_size():
     check(SETTINGS, draw(896, 896), draw(640, 480), draw(31, 1700))
 
 
+@pytest.mark.thorough
 def test_modes_and_files():
     """The published `do_convert_rgb` is null, with which transformers refuses all modes but RGB."""
     ours, settings = Gemma3ImageProcessor.from_dict(SMALL), SMALL | {"do_convert_rgb": True}
@@ -133,8 +134,8 @@ def test_other_settings_are_refused_by_name(settings, error, message):
 # -- whole models ------------------------------------------------------------------------------------------------------
 
 
-def save_chatting(path: Path) -> torch.nn.Module:
-    """Saves a tiny model with a tokenizer, a template and settings, as transformers saves a processor."""
+def save_chatting(path: Path) -> tuple[torch.nn.Module, Gemma3Processor]:
+    """Saves a tiny model with a tokenizer, a template and settings, as transformers does, and returns both."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(TINY / "tokenizer.json"), extra_special_tokens=SPECIAL, bos_token="<|bos|>",
         eos_token="<|end|>", pad_token="<|pad|>",
@@ -170,14 +171,14 @@ def test_prompts_with_images(chatting):
         ("no image\n\n", []),
     ]
     given = [{"prompt": prompt, "images": own} if own else prompt for prompt, own in prompts]
-    output = model.generate(given, max_new_tokens=32, ignore_eos=True)
+    output = model.generate(given, max_new_tokens=10, ignore_eos=True)
     for (prompt, own), found in zip(prompts, output.generated_token_ids):
         seen = processor(text=prompt, images=own or None, return_tensors="pt")
         (prepared,) = model.generator.prepare_for_generate({"prompt": prompt, "images": own} if own else prompt).prompts
         assert prepared.tokens == seen["input_ids"][0].tolist(), prompt
-        assert found == greedy(oracle, seen, 32), prompt
+        assert found == greedy(oracle, seen, 10), prompt
         seen.pop("num_crops", None)
-        assert model.generate(**seen, max_new_tokens=32, ignore_eos=True).generated_token_ids == [found]
+        assert model.generate(**seen, max_new_tokens=10, ignore_eos=True).generated_token_ids == [found]
         if own:
             assert np.array_equal(model.processor(images=own)["pixel_values"], seen["pixel_values"].numpy())
 
@@ -189,8 +190,8 @@ def test_chat(chatting):
     seen = processor.apply_chat_template(
         messages, tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True
     )
-    output = model.chat(messages, max_new_tokens=16, do_sample=False, ignore_eos=True, logprobs=0)
-    assert [entry.token for entry in output.logprobs] == greedy(oracle, seen, 16)
+    output = model.chat(messages, max_new_tokens=8, do_sample=False, ignore_eos=True, logprobs=0)
+    assert [entry.token for entry in output.logprobs] == greedy(oracle, seen, 8)
     assert output.metrics.num_prompt_tokens == seen["input_ids"].shape[1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def prompt_of(count: int, seed: int) -> list[int]:
     return tokens + text(4)
 
 
-def inputs_of(counts: list[int], seed: int = 0) -> dict[str, Tensor]:
+def inputs_of(counts: Sequence[int], seed: int = 0) -> dict[str, Tensor]:
     """What a processor makes of a batch of prompts with images, padded on the left. The prompt `index` has
     `counts[index]` images, and those of `inputs_of([count], seed + index)`."""
     prompts = [prompt_of(count, seed + index) for index, count in enumerate(counts)]

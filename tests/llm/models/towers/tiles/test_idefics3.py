@@ -215,6 +215,24 @@ def test_a_blank_image_has_nearly_the_wanted_number_of_tokens(model_type, counts
         assert media.num_tokens == count and len(run_to_end(runner.encode(media))) == count
 
 
+@pytest.mark.thorough
+@pytest.mark.skipif(not NATIVE, reason="needs the kernels")
+@pytest.mark.parametrize("model_type", ["smolvlm", "lfm2_vl"])
+def test_packed_copies_and_quantised_weights_have_the_tower(model_type, tmp_path) -> None:
+    save_tiled(tmp_path, model_type)
+    save_processor(tmp_path, model_type)
+    prompt = {"inputs": {"prompt": "w9 <image> w8", "images": [draw(60, 40)]}}
+    with load(tmp_path) as plain:
+        expected = run(plain, prompt, 5)
+    for _ in range(2):
+        with load(tmp_path, weights_cache=tmp_path / "copies") as copied:
+            assert run(copied, prompt, 5) == expected
+    with load(tmp_path, quantization="int8") as quantised:
+        assert quantised.generate(**prompt, max_new_tokens=5)
+        tower = quantised._engine.model.towers[0]
+        assert not tower.patches.matrix.plan.layouts and tower.blocks[0].block.mixer.qkv.plan.layouts
+
+
 @torch.no_grad()
 @pytest.mark.thorough
 @pytest.mark.parametrize("model_type", MODELS)

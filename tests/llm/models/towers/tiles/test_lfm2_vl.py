@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pace.llm import PromptLookupConfig
 from pace.llm.models.model_list import read_config
 from pace.llm.runners import EagerRunner, ProgramRunner
 from tests.llm.models.towers.seeing import results, run_to_end
@@ -99,7 +100,7 @@ def test_every_way_to_run_it_gives_the_same_text(saved, model) -> None:
         for backend in ("native-eager", "torch") if NATIVE else ():
             with load(saved[1], backend=backend) as other:
                 assert run(other, inputs, 12)[0][0] == expected[0][0], backend
-        for options in ({"num_threads": 1}, {"num_threads": 5}):
+        for options in ({"num_threads": 1}, {"num_threads": 5}, {"spec_config": PromptLookupConfig()}):
             with load(saved[1], **options) as other:
                 assert run(other, inputs, 12) == expected, options
             from pace import _C
