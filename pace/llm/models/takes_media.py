@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,22 @@ def read_token_id(raw: dict[str, Any], names: tuple[str, ...], default: int) -> 
     if type(number) is not int or number < 0:
         raise ValueError(f"config.json: {name} must be a token's id; got {shown(number)}")
     return number
+
+
+def class_of_text(
+    raw: dict[str, Any], classes: Mapping[str, type[BaseModelForCausalLM]], family: str
+) -> type[BaseModelForCausalLM]:
+    """The class for `text_config.model_type`; the first one without it. Raises NotImplementedError for a kind of text
+    that is not in `classes`."""
+    text = raw.get("text_config")
+    kind = text.get("model_type") if isinstance(text, dict) else None
+    found = next(iter(classes.values())) if kind is None else classes.get(str(kind))
+    if found is None:
+        raise NotImplementedError(
+            f"config.json: text_config.model_type = {shown(kind)} is not implemented for {family}; implemented: "
+            f"{', '.join(classes)}"
+        )
+    return found
 
 
 class TakesMedia(BaseModelForCausalLM):

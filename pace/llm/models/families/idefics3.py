@@ -12,9 +12,8 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mistral import MistralConfig, MistralForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id
+from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, class_of_text, read_token_id
 from pace.llm.models.towers.idefics3 import Idefics3Tower, Idefics3VisionConfig
-from pace.naming import shown
 from pace.ops.protocol import Ops
 
 LEFT_OVER = frozenset(
@@ -70,14 +69,7 @@ class TakesTiles(TakesMedia):
 
     @classmethod
     def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
-        text = raw.get("text_config")
-        kind = str(text.get("model_type", "llama")) if isinstance(text, dict) else "llama"
-        if kind not in OF_TEXT:
-            raise NotImplementedError(
-                f"config.json: text_config.model_type = {shown(kind)} is not implemented for Idefics3; implemented: "
-                f"{', '.join(OF_TEXT)}"
-            )
-        return OF_TEXT[kind]
+        return class_of_text(raw, OF_TEXT, "Idefics3")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,8 @@ import torch
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.lfm2 import Lfm2Config, Lfm2ForCausalLM
 from pace.llm.models.families.lfm2_moe import Lfm2MoeConfig, Lfm2MoeForCausalLM
-from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id
+from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, class_of_text, read_token_id
 from pace.llm.models.towers.lfm2_vl import Lfm2VlProjectorConfig, Lfm2VlTower, Siglip2VisionConfig
-from pace.naming import shown
 from pace.ops.protocol import Ops
 
 OF_PROCESSOR = """do_image_splitting encoder_patch_size max_image_tokens max_num_patches max_pixels_tolerance max_tiles
@@ -77,14 +76,7 @@ class SeesTiles(TakesMedia):
 
     @classmethod
     def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
-        text = raw.get("text_config")
-        kind = str(text.get("model_type", "lfm2")) if isinstance(text, dict) else "lfm2"
-        if kind not in OF_TEXT:
-            raise NotImplementedError(
-                f"config.json: text_config.model_type = {shown(kind)} is not implemented for Lfm2Vl; implemented: "
-                f"{', '.join(OF_TEXT)}"
-            )
-        return OF_TEXT[kind]
+        return class_of_text(raw, OF_TEXT, "Lfm2Vl")
 
 
 @dataclass(frozen=True, kw_only=True)
