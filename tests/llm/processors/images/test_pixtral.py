@@ -18,7 +18,14 @@ from pace.llm.processors.prompts import MediaPart, PromptEncoder
 from pace.llm.processors.registry import load_processors
 from pace.media.media import MediaError
 from pace.tokenizer.loading import load_tokenizer
-from tests.llm.models.towers.llava.making import CASES, IMAGE, PIXTRAL_SETTINGS, save_processor, whole_pixtral
+from tests.llm.models.towers.llava.making import (
+    CASES,
+    IMAGE,
+    LLAVA_SETTINGS,
+    PIXTRAL_SETTINGS,
+    save_processor,
+    whole_pixtral,
+)
 from tests.llm.processors.test_qwen_vl import Shape, arrays, assert_equal, random_sizes
 from tests.media.samples import draw, encode, files, modes
 
@@ -69,6 +76,7 @@ def test_images_of_all_sizes_have_the_bits_of_transformers(name):
     assert_equal(arrays(ours, *images), theirs(images, return_tensors="np"))
 
 
+@pytest.mark.thorough
 def test_images_of_all_modes_and_files_have_the_bits_of_transformers():
     ours, theirs = make("small"), reference("small")
     for name, image in modes().items():
@@ -111,7 +119,7 @@ def test_sizes_of_a_published_checkpoint():
         }
     )
     assert (ours.patch, ours.merge, ours.size) == (14, 2, (1540, 1540))
-    for height, width in random_sizes(2000):
+    for height, width in random_sizes(500):
         shape = np.broadcast_to(np.zeros(3, np.uint8), (height, width, 3))
         expected = pil.get_resize_output_image_size(shape, 1540, 28, "channels_last")
         if not min(expected):  # transformers fails
@@ -191,3 +199,22 @@ def test_settings_written_by_transformers_are_read_back(tmp_path):
 def test_other_settings_are_refused_by_name(settings, error, message):
     with pytest.raises(error, match=message):
         PixtralImageProcessor.from_dict(settings, "x.json")
+
+
+def test_names_of_tokens_are_those_of_the_whole_processor(tmp_path):
+    vision = {"model_type": "pixtral", "patch_size": 4}
+    config = {"architectures": ["LlavaForConditionalGeneration"], "vision_config": vision}
+    names = {"image_token": "<i>", "image_break_token": "<b>", "image_end_token": None}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PIXTRAL_SETTINGS))
+    (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": "PixtralProcessor", **names}))
+    found = load_processors(tmp_path, config).image
+    assert (found.token, found.marker, found.placeholder) == ("<i>",) * 3
+    assert found.layout(draw(12, 8)).text == "<i><i><i><b><i><i><i>[IMG_END]"
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(LLAVA_SETTINGS))
+    square = config | {"vision_config": {"image_size": 14, "patch_size": 7}}
+    found = load_processors(tmp_path, square).image
+    assert found.layout(draw(12, 8)).text == "<i>" * 4 and found.placeholder == found.marker == "<i>"
+    for wrong in ("", 3, {"content": "<i>"}):
+        (tmp_path / "processor_config.json").write_text(json.dumps({"image_token": wrong}))
+        with pytest.raises(ValueError, match="processor_config.json: image_token must be the text of a token; got"):
+            load_processors(tmp_path, square)

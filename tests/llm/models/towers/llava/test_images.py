@@ -112,7 +112,8 @@ def test_rows_are_those_of_transformers(name, tmp_path) -> None:
                     assert torch.equal(run_to_end(program.encode(media[image])), ours[image])
 
 
-@pytest.mark.parametrize("name", sample(list(CASES), lambda name: False))
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", CASES)
 def test_bfloat16_rows_are_as_near_as_those_of_transformers(name, tmp_path) -> None:
     """Weights in bfloat16 are the same numbers, and activations are float32 here."""
     from transformers import AutoModelForImageTextToText
@@ -137,7 +138,8 @@ def test_greedy_text_is_that_of_transformers(name, tmp_path) -> None:
         for index, images in enumerate(IMAGES):
             inputs = inputs_of(case, images, index)
             alone += run(model, inputs)
-            assert alone[-1][0] == oracle_tokens(oracle, inputs), f"{len(images)} images"
+            count = NEW if images == IMAGES[-1] else 16  # transformers takes most of the time
+            assert alone[-1][0][:count] == oracle_tokens(oracle, inputs, count), f"{len(images)} images"
         assert len({tuple(tokens) for tokens, _ in alone}) == len(IMAGES)
         batch = batch_of(case, IMAGES)
         assert run(model, batch) == alone
@@ -199,6 +201,29 @@ def test_the_cache_tells_images_of_several_rows_apart(seeing) -> None:
             assert output.metrics.num_reused_tokens == reused
         cached._engine.check_idle()
         assert cached._engine.media.num_encoded <= 4
+
+
+@pytest.mark.thorough
+def test_sessions_keep_all_rows_of_an_image(seeing, model, tmp_path) -> None:
+    """Images in two turns: the second one is dropped, appended to a fork, and to a session that was saved."""
+    case, sizes = CASES["mistral3"], [(4, 3), (2, 5)]
+    images = [media_inputs(case, [size], seed) for seed, size in enumerate(sizes)]
+    parts = [[*range(2, 9), *rows_of_image(4, 3), *range(20, 25)], [*range(30, 34), *rows_of_image(2, 5), 40, 41]]
+    turns = [image | {"input_ids": torch.tensor([part])} for image, part in zip(images, parts)]
+    cut, whole = len(parts[0]), together([parts[0] + parts[1]], images)
+    with model.session() as session:
+        expected = session.append({name: whole[name] for name in whole if name != "attention_mask"}, "all")
+        session.truncate(cut)
+        with pytest.raises(ValueError, match="the tokens 7 to 21 are an image or a clip, which truncate keeps or"):
+            session.truncate(12)
+        with session.fork() as fork:
+            assert torch.equal(fork.append(turns[1], "all"), expected[cut:])
+        session.save(tmp_path / "saved")
+    with load(seeing[1], prefix_cache_bytes=0) as other:
+        with other.load_session(tmp_path / "saved") as session:
+            assert torch.equal(session.append(turns[1], "all"), expected[cut:])
+        with other.session() as session:
+            assert torch.equal(session.append(turns[0], "all"), expected[:cut])
 
 
 def test_text_alone_has_the_bits_of_a_model_without_a_tower(seeing, model) -> None:
