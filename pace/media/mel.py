@@ -57,3 +57,26 @@ def mel_filters(num_mels: int, n_fft: int) -> Tensor:
     rising, falling = -distances[:, :-2] / widths[:-1], distances[:, 2:] / widths[1:]
     triangles = np.maximum(0.0, np.minimum(rising, falling))
     return torch.from_numpy(triangles * (2.0 / (corners[2:] - corners[:-2]))).float()
+
+
+def log_mel_of_magnitudes(
+    samples: np.ndarray, num_mels: int, length: int, hop: int, n_fft: int, floor: float
+) -> np.ndarray:
+    """Returns float32 `[frames, num_mels]` for float32 samples `[N]` at 16 kHz, with the bits of Gemma 4's front end in
+    transformers. A value is the natural logarithm of the magnitudes in a band of the HTK scale, plus `floor`.
+
+    A frame has `length` samples; one more must follow it."""
+    frames = np.lib.stride_tricks.sliding_window_view(samples, length + 1)[::hop, :-1]
+    spectrum = np.fft.rfft((frames * np.hanning(length + 1)[:-1].astype(np.float32))[None], n=n_fft, axis=-1)
+    return np.log(np.matmul(np.abs(spectrum), htk_filters(num_mels, n_fft)) + np.float64(floor))[0].astype(np.float32)
+
+
+@cache
+def htk_filters(num_mels: int, n_fft: int) -> np.ndarray:
+    """Returns float64 `[n_fft / 2 + 1, num_mels]`: triangles of height 1 over the frequencies of a transform. Their
+    corners are evenly spaced on the HTK scale up to 8 kHz."""
+    highest = 2595.0 * np.log10(1.0 + MAX_HERTZ / 700.0)
+    corners = 700.0 * (np.power(10, np.linspace(0.0, highest, num_mels + 2) / 2595.0) - 1.0)
+    frequencies = np.linspace(0, SAMPLING_RATE // 2, n_fft // 2 + 1)
+    widths, distances = np.diff(corners), corners[None] - frequencies[:, None]
+    return np.maximum(0.0, np.minimum(-distances[:, :-2] / widths[:-1], distances[:, 2:] / widths[1:]))

@@ -97,7 +97,7 @@ class AttentionOptions:
     chunked: bool = False
     """With a window w, position p sees `p // w * w .. p`. `Spans.newest` replaces p as the end."""
     causal: bool = False
-    """True if position p sees no later one, and no more than its window, whatever `Spans` says."""
+    """True ignores `Spans.newest` and `Spans.oldest`: position p sees no later one, and no more than its window."""
     slopes: Tensor | None = None
     """float32 `[Hq]` (ALiBi): position p adds `slope * (j - p)` to its score of position j. Not with a softcap."""
     bf16_bias: bool = False

@@ -44,7 +44,7 @@ class FakeModel:
         self.recompute_length: int | None = None
         self.towers: list = []
         self.whole_media = self.sees_beyond_windows = False
-        self.media_token = None
+        self.stand_ins: dict[int, int] = {}
         self.kept_width = 0
         """1 for a model that keeps a row for each token: the number of the text that ends with it."""
         self.rope_regime = lambda length: 0

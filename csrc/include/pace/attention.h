@@ -71,7 +71,7 @@ struct AttentionOptions {
     float scale = 1;
     int64_t window = kNoWindow;    // number of positions that each position sees up to itself, which is included
     bool chunked = false;          // positions are divided into chunks of `window`, and see none before their own chunk
-    bool causal = false;           // each position sees up to itself, whatever Spans::newest says
+    bool causal = false;           // ignores Spans::newest and Spans::oldest: each position sees up to itself
     float softcap = 0;             // scores become softcap * tanh(score / softcap); 0 = off
     const float* sinks = nullptr;  // [query_heads], or null
     // [query_heads], or null. A score of position j for a row at p adds slope * (j - p); without softcap. With

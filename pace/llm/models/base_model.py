@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -57,9 +57,9 @@ class BaseModelForCausalLM(Model):
     """True if the rows of an image see all of it. Then a step never has a part of an image."""
     sees_beyond_windows: bool = False
     """With `whole_media`, true if they see all of it even if a layer's window is shorter."""
-    media_token: int | None = None
-    """Token that a step has in place of placeholders, so that rows of media get its embeddings for layers. None: the
-    placeholder itself."""
+    stand_ins: Mapping[int, int] = {}
+    """Tokens that are read as others: placeholders of media, whose rows get the embeddings for layers of another
+    token."""
     final_norm: RMSNorm | LayerNorm | UnitNorm | NoNorm
     lm_head: LMHead | TiedLMHead | None
     """None for a model that only gives rows; its logits are then the rows of the final norm."""

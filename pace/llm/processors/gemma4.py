@@ -162,7 +162,7 @@ class Gemma4ImageProcessor(ImageProcessor):
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4UnifiedImageProcessor(Gemma4ImageProcessor):
-    """That of the 12B: a patch is a token."""
+    """The processor of the 12B: a patch is a token."""
 
     only: ClassVar[Mapping[str, tuple]] = Gemma4ImageProcessor.only | {
         "image_processor_type": ("Gemma4UnifiedImageProcessor", "Gemma4UnifiedImageProcessorFast")

@@ -10,6 +10,7 @@ from typing import Any
 
 from pace.llm.processors.gemma3 import Gemma3ImageProcessor
 from pace.llm.processors.gemma4 import Gemma4ImageProcessor, Gemma4UnifiedImageProcessor
+from pace.llm.processors.gemma4_audio import Gemma4AudioProcessor, Gemma4Sound, Gemma4UnifiedAudioProcessor
 from pace.llm.processors.idefics3 import Idefics3ImageProcessor
 from pace.llm.processors.image_processor import ImageProcessor
 from pace.llm.processors.internvl import InternVLImageProcessor
@@ -44,7 +45,9 @@ IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
 }
 """Architecture -> processor of images."""
 
-AUDIO_PROCESSORS: dict[str, type[Qwen3OmniAudioProcessor]] = {
+AUDIO_PROCESSORS: dict[str, type[Gemma4Sound] | type[Qwen3OmniAudioProcessor]] = {
+    "Gemma4ForConditionalGeneration": Gemma4AudioProcessor,
+    "Gemma4UnifiedForConditionalGeneration": Gemma4UnifiedAudioProcessor,
     "Qwen3ASRForConditionalGeneration": Qwen3ASRAudioProcessor,
     "Qwen3OmniMoeForConditionalGeneration": Qwen3OmniAudioProcessor,
     "Qwen3OmniMoeThinkerForConditionalGeneration": Qwen3OmniAudioProcessor,
@@ -72,7 +75,9 @@ def make_processors(
     image = audio = None
     if architecture in IMAGE_PROCESSORS:
         image = IMAGE_PROCESSORS[architecture].from_dict(*read("image_processor")).for_model(of_towers)
-    if architecture in AUDIO_PROCESSORS:
+    # Sizes of Gemma 4 without a tower for sound have no audio_config; Qwen's may leave it out for the defaults.
+    has_sound = of_towers.get("audio_config") is not None or not architecture.startswith("Gemma4")
+    if architecture in AUDIO_PROCESSORS and has_sound:
         audio = AUDIO_PROCESSORS[architecture].from_dict(*read("feature_extractor"))
         audio.check_tower(of_towers.get("audio_config"))
     return Processors(image, audio)

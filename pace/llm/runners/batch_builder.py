@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +43,7 @@ class BatchBuilder:
         self._rows_of = rows_of
         self._kept_width = kept_width
         self._given_width = given_width
+        self._stand_ins: Mapping[int, int] = {} if model is None else model.stand_ins
         self._shape: tuple[int, ...] = ()
         self._routed: tuple[list[tuple[int, Slots]], ForwardBatch, ForwardBatch] | None = None
         """Number of tokens and slots of the last spans that had adapters, their batch, and the batch with routing."""
@@ -125,16 +126,15 @@ class BatchBuilder:
                     row = begin - placed.start + placed.first
                     rows.append(self._rows_of(span.sequence, placed.media)[row : row + stop - begin])
                     places.append(np.arange(begin, stop) + first - start)
-                    seen[first + begin - start, first + stop - start] = placed
+                    if placed.media.kind == "image":
+                        seen[first + begin - start, first + stop - start] = placed
             positions.append(self._model.angle_positions(media, start, end))
             first += end - start
         changes: dict[str, Any] = {}
         if rows:
             width = max(tower.width for tower in self._model.towers)
             padded = [piece if piece.shape[1] == width else pad(piece, (0, width - piece.shape[1])) for piece in rows]
-            changes["given"] = given = GivenRows(torch.cat(padded), torch.from_numpy(np.concatenate(places)))
-            if self._model.media_token is not None:
-                changes["tokens"] = batch.tokens.index_fill(0, given.at, self._model.media_token)
+            changes["given"] = GivenRows(torch.cat(padded), torch.from_numpy(np.concatenate(places)))
         if positions[0] is not None:
             changes["angle_positions"] = torch.from_numpy(np.concatenate(positions, 1))
         if seen and self._model.whole_media:
@@ -157,13 +157,17 @@ class BatchBuilder:
         """Writes the tokens of one span, starting at column `first`."""
         sequence, start = span.sequence, span.start
         if end - start == 1:
-            self._tokens[first] = sequence.tokens[start]
+            token = sequence.tokens[start]
+            self._tokens[first] = self._stand_ins.get(token, token)
             self._positions[first] = start
             self._rope_lengths[first] = max(sequence.rope_length, end)
             return
         columns = slice(first, first + end - start)
         positions = np.arange(start, end)
-        self._tokens[columns] = sequence.tokens[start : start + span.num_tokens] + span.drafts
+        tokens = sequence.tokens[start : start + span.num_tokens] + span.drafts
+        if self._stand_ins:
+            tokens = [self._stand_ins.get(token, token) for token in tokens]
+        self._tokens[columns] = tokens
         self._positions[columns] = positions
         self._rope_lengths[columns] = np.maximum(positions + 1, sequence.rope_length)
 

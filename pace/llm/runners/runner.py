@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,8 +96,8 @@ class ModelRunner(ABC):
         return self.whole_media and self.model.sees_beyond_windows
 
     @property
-    def media_token(self) -> int | None:
-        return self.model.media_token
+    def stand_ins(self) -> Mapping[int, int]:
+        return self.model.stand_ins
 
     @property
     def towers(self) -> list[Tower]:

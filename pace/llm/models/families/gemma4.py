@@ -38,7 +38,8 @@ from pace.llm.layers.rotary import Angles
 from pace.llm.models.families.gemma4_config import Gemma4Config, Gemma4UnifiedConfig
 from pace.llm.models.families.llama import LlamaForCausalLM, parts
 from pace.llm.models.takes_media import TakesMedia
-from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedTower
+from pace.llm.models.towers.gemma4_audio import Gemma4AudioTower
+from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedAudioTower, Gemma4UnifiedTower
 from pace.llm.models.towers.gemma4_vision import Gemma4VisionTower
 from pace.llm.models.towers.tower import Tower
 from pace.ops.protocol import ForwardOps, Ops
@@ -160,14 +161,18 @@ TEXT_PREFIXES = {
 
 
 class Gemma4ForConditionalGeneration(TakesMedia, LlamaForCausalLM):
-    """Gemma 4 with images; `Gemma4ForCausalLM` is the same model without a tower."""
+    """Gemma 4 with images and sound; `Gemma4ForCausalLM` is the same model without towers."""
 
     Config = Gemma4Config
     Tower: ClassVar[type[Tower]] = Gemma4VisionTower
+    AudioTower: ClassVar[type[Tower]] = Gemma4AudioTower
     text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES | {
         "model.vision_tower.": "vision_tower.",
         "model.embed_vision.": "vision_tower.embed_vision.",
         "embed_vision.": "vision_tower.embed_vision.",
+        "model.audio_tower.": "audio_tower.",
+        "model.embed_audio.": "audio_tower.embed_audio.",
+        "embed_audio.": "audio_tower.embed_audio.",
     }
     other_parts = tuple(
         f"{prefix}{part}."
@@ -180,9 +185,11 @@ class Gemma4ForConditionalGeneration(TakesMedia, LlamaForCausalLM):
         self.layer_inputs = LayerInputs(config, dtype) if config.hidden_size_per_layer_input else None
         self.whole_media = config.use_bidirectional_attention == "vision"
         self.sees_beyond_windows = config.sees_beyond_windows
-        self.media_token = config.media_token
+        self.stand_ins = dict(config.stand_ins)
         if config.vision is not None:
             self.towers = [self.Tower(config.vision, config.hidden_size, config.image_token_id)]
+        if config.audio is not None:
+            self.towers.append(self.AudioTower(config.audio, config.hidden_size, config.audio_token_id))
 
     def ignored(self) -> Iterator[str]:
         """Adds tensors that make keys and values in layers that share those of another layer."""
@@ -305,14 +312,16 @@ class TailLayers:
 
 
 class Gemma4UnifiedForConditionalGeneration(Gemma4ForConditionalGeneration):
-    """Gemma 4 12B with images; `Gemma4UnifiedForCausalLM` is the same model without them."""
+    """Gemma 4 12B with images and sound; `Gemma4UnifiedForCausalLM` is the same model without them."""
 
     Config = Gemma4UnifiedConfig
     Tower: ClassVar[type[Tower]] = Gemma4UnifiedTower
+    AudioTower: ClassVar[type[Tower]] = Gemma4UnifiedAudioTower
     text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES | {
         "model.vision_embedder.": "embed_vision.",
         "vision_embedder.": "embed_vision.",
         "model.embed_vision.embedding_projection.": "embed_vision.multimodal_embedder.embedding_projection.",
         "embed_vision.embedding_projection.": "embed_vision.multimodal_embedder.embedding_projection.",
         "model.embed_vision.": "embed_vision.",
+        "model.embed_audio.": "embed_audio.",
     }

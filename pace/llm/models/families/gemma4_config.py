@@ -23,7 +23,8 @@ from pace.llm.models.model_config import (
 )
 from pace.llm.models.rope_config import fields_of_layers, read_rope
 from pace.llm.models.takes_media import TakesMediaConfig, read_token_id
-from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedVisionConfig
+from pace.llm.models.towers.gemma4_audio import Gemma4AudioConfig
+from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedAudioConfig, Gemma4UnifiedVisionConfig
 from pace.llm.models.towers.gemma4_vision import Gemma4VisionConfig
 from pace.llm.models.towers.vision_config import VisionConfig
 from pace.naming import shown
@@ -122,10 +123,14 @@ class Gemma4Config(TakesMediaConfig, WindowedConfig):
     use_bidirectional_attention: str | None = sight(None)
     local_rope: RopeConfig | None = None
     """Rotation of the layers with a window."""
-    media_token: int = 0
-    """Token whose embeddings for layers the rows of images have."""
+    stand_ins: tuple[tuple[int, int], ...] = ()
+    """Placeholders of media, each with the token of padding that it is read as."""
+    audio: Any = None
+    """Config of the tower for sound; None for no sound."""
+    audio_token_id: int = -1
 
     Vision: ClassVar[type[VisionConfig]] = Gemma4VisionConfig
+    Audio: ClassVar[type[VisionConfig]] = Gemma4AudioConfig
     sees_beyond_windows: ClassVar[bool] = False
     """True if rows of an image that see each other do so in all layers, and beyond windows. Otherwise, it is within the
     windows of layers that have one."""
@@ -137,12 +142,16 @@ class Gemma4Config(TakesMediaConfig, WindowedConfig):
     )  # fmt: skip
 
     def read_media(self, raw: dict[str, Any]) -> Any:
-        text = raw.get("text_config") or {}
+        text, audio = raw.get("text_config") or {}, raw.get("audio_config")
+        defaults = {"image": 258880, "audio": 258881, "video": 258884}
+        ids = {kind: read_token_id(raw, (f"{kind}_token_id",), number) for kind, number in defaults.items()}
         return replace(
             self,
             vision=self.Vision.read(raw["vision_config"]),
-            image_token_id=read_token_id(raw, ("image_token_id",), 258880),
-            media_token=read_token_id(text, ("pad_token_id",), 0),
+            image_token_id=ids["image"],
+            stand_ins=tuple((number, read_token_id(text, ("pad_token_id",), 0)) for number in ids.values()),
+            audio=None if audio is None else self.Audio.read(audio),
+            audio_token_id=ids["audio"],
         )
 
     @property
@@ -283,6 +292,7 @@ class Gemma4UnifiedConfig(Gemma4Config):
     use_bidirectional_attention: str | None = sight("vision")
 
     Vision: ClassVar[type[VisionConfig]] = Gemma4UnifiedVisionConfig
+    Audio: ClassVar[type[VisionConfig]] = Gemma4UnifiedAudioConfig
     sees_beyond_windows: ClassVar[bool] = True
     without_effect: ClassVar[dict[str, tuple]] = {
         "hidden_size_per_layer_input": (None, 0),

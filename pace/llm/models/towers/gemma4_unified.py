@@ -1,10 +1,12 @@
-"""The images of Gemma 4 12B, which has no vision tower: a patch of 48 x 48 pixels becomes a row by two products.
+"""The images and the sound of Gemma 4 12B, which has no encoders. A patch of 48 x 48 pixels becomes a row by two
+products, and 40 ms of sound by one.
 
 Source: `modeling_gemma4_unified.py` of transformers.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,6 +19,7 @@ from pace.llm.layers import FloatLinear, LayerNorm, TensorSource, UnitNorm, Vect
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.model_config import count, number
 from pace.llm.models.towers.gemma4_vision import CHANNELS, INPUT_NAMES, blank_image, places, read_grids
+from pace.llm.models.towers.parts import RowLinear
 from pace.llm.models.towers.tower import RunSlice, Slice, Tower, rows_batch
 from pace.llm.models.towers.vision_config import MAX_SIZE, VisionConfig
 from pace.media.media import Media
@@ -105,3 +108,61 @@ class Gemma4UnifiedTower(Tower):
     def blank(self, num_tokens: int) -> Media:
         """An image of zeros, nearly a square, with at most this number of tokens."""
         return blank_image(num_tokens, self.config.patch_elements, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4UnifiedAudioConfig(VisionConfig):
+    """Fields of `audio_config` in config.json."""
+
+    model_types: ClassVar[tuple[str, ...]] = ("gemma4_unified_audio",)
+    section: ClassVar[str] = "audio_config"
+    without_effect: ClassVar[frozenset[str]] = frozenset({"audio_samples_per_token", "hidden_size", "output_proj_dims"})
+
+    audio_embed_dim: int = count(640, MAX_SIZE)
+    """Samples of a row."""
+    rms_norm_eps: float = number(1e-6, 0.0, 1.0)
+
+
+class Gemma4UnifiedAudioTower(Tower):
+    """Every frame of samples is a row of its own."""
+
+    kind = "audio"
+    prefix = "embed_audio."
+    input_names = ("input_features", "input_features_mask")
+
+    def __init__(self, config: Gemma4UnifiedAudioConfig, width: int, placeholder: int):
+        """`width`: the text's hidden_size."""
+        self.config = config
+        self.width = width
+        self.placeholder = placeholder
+        size = config.audio_embed_dim
+        norm = UnitNorm(size, config.rms_norm_eps)
+        self.rows = RowLinear(norm, {f"{self.prefix}embedding_projection": width}, size, bias=False)
+
+    def encode(self, media: Media, run: RunSlice) -> Generator[None, None, Tensor]:
+        yield from ()
+        return run(self.rows, rows_batch(torch.from_numpy(media.features)), ())
+
+    def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
+        if missing := [name for name in self.input_names if inputs.get(name) is None]:
+            raise ValueError(f"sound is given as {' and '.join(self.input_names)}; {missing[0]} is missing")
+        features, mask = (torch.as_tensor(inputs[name]) for name in self.input_names)
+        size = self.config.audio_embed_dim
+        if not features.is_floating_point() or features.ndim != 3 or features.shape[2] != size:
+            raise ValueError(
+                f"input_features must be floats [clips, frames, {size}]; got {features.dtype} {list(features.shape)}"
+            )
+        if mask.shape != features.shape[:2]:
+            raise ValueError(
+                f"{self.input_names[1]} must be [clips, frames] of input_features, {list(features.shape[:2])}; got "
+                f"{list(mask.shape)}"
+            )
+        return [self._media(*pair, index) for index, pair in enumerate(zip(features, mask.bool(), strict=True))]
+
+    def _media(self, features: Tensor, mask: Tensor, index: int) -> Media:
+        if not mask.any():
+            raise ValueError(f"{self.input_names[1]} of clip {index} has no ones")
+        found = features[mask].detach().float().cpu().contiguous().numpy()
+        digest = hashlib.sha256(f"frames {found.shape} ".encode())
+        digest.update(found)
+        return Media("audio", found, None, len(found), digest.digest())

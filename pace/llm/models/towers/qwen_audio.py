@@ -118,8 +118,8 @@ class ConvolutionMatrix(FloatLinear):
     """The matrix of a convolution of 3 x 3. The 9 places of a channel are adjacent in the checkpoint; here, the
     channels of a place are."""
 
-    def __init__(self, name: str, outputs: int, inputs: int):
-        super().__init__({name: TensorSource((outputs, inputs, 3, 3), joined=True)}, 9 * inputs, True)
+    def __init__(self, name: str, outputs: int, inputs: int, bias: bool = True):
+        super().__init__({name: TensorSource((outputs, inputs, 3, 3), joined=True)}, 9 * inputs, bias)
 
     def _fill(self, source: Piece, part: str, row: int) -> None:
         super()._fill(source.unflatten(1, (-1, 9)).transpose(1, 2).flatten(1), part, row)

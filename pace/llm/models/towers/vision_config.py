@@ -1,4 +1,4 @@
-"""Base class of the configs of image towers: `vision_config` in config.json, read strictly."""
+"""Base class of the configs of towers: `vision_config` or another section of config.json, read strictly."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class VisionConfig:
 
     model_types: ClassVar[tuple[str, ...]]
     """The family's names in `model_type`."""
+    section: ClassVar[str] = "vision_config"
+    """Name of the object in config.json."""
     without_effect: ClassVar[frozenset[str]] = frozenset()
     """Fields of this and of other models around the tower that change none of its rows."""
 
@@ -26,9 +28,9 @@ class VisionConfig:
     def read(cls, fields: Any) -> Self:
         """Raises ValueError or NotImplementedError for a field that is wrong, or that the tower does not implement."""
         if not isinstance(fields, dict):
-            raise ValueError(f"config.json: vision_config must be an object; got {shown(fields)}")
+            raise ValueError(f"config.json: {cls.section} must be an object; got {shown(fields)}")
         cls.refuse(fields)
-        config = cls(**read_declared(cls, fields, "vision_config."))
+        config = cls(**read_declared(cls, fields, f"{cls.section}."))
         config.check()
         return config
 
@@ -41,7 +43,7 @@ class VisionConfig:
             if name in known or (name not in only and HARMLESS.fullmatch(name)):
                 continue
             if not any(same(value, allowed) for allowed in only.get(name, ())):
-                raise NotImplementedError(f"config.json: vision_config.{name} = {shown(value)} is not implemented")
+                raise NotImplementedError(f"config.json: {cls.section}.{name} = {shown(value)} is not implemented")
 
     def check(self) -> None:
         """Raises ValueError if fields contradict each other."""

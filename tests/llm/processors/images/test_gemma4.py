@@ -21,6 +21,7 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
 from pace.assets import TINY
 from pace.llm import LLMModel
 from pace.llm.processors.gemma4 import BUDGETS, Gemma4ImageProcessor, Gemma4UnifiedImageProcessor, fitted
+from pace.llm.processors.gemma4_audio import Gemma4AudioProcessor, Gemma4UnifiedAudioProcessor
 from pace.llm.processors.registry import load_processors
 from pace.media.media import MediaError
 from tests.llm.models.towers.gemma.gemma4_models import save_gemma4
@@ -32,11 +33,15 @@ SETTINGS = {
     "max_soft_tokens": 280, "patch_size": 16, "pooling_kernel_size": 3, "resample": 3,
     "rescale_factor": 0.00392156862745098,
 }  # fmt: skip
-"""As published."""
+"""Published settings."""
 SMALL = SETTINGS | {"max_soft_tokens": 70, "patch_size": 4, "pooling_kernel_size": 2}
 UNIFIED = SMALL | {"image_processor_type": "Gemma4UnifiedImageProcessor"}
+SOUND = {
+    "12b": {"feature_extractor_type": "Gemma4UnifiedAudioFeatureExtractor", "audio_samples_per_token": 16},
+    "e2b": {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": 16},
+}
 BEGIN, TOKEN, END = "<|image>", "<|image|>", "<image|>"
-SPECIAL = {"boi_token": BEGIN, "eoi_token": END, "image_token": TOKEN}
+SPECIAL = {"boi_token": BEGIN, "eoi_token": END, "image_token": TOKEN, "audio_token": "<|audio|>"}
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|user|>{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{% if p.type == 'image' %}<|image|>{% else %}{{ p.text | trim }}{% endif %}"
@@ -96,13 +101,6 @@ def test_sizes_are_those_of_the_oracle():
             height, width = (int(2 ** chance.uniform(0, 13)) for _ in range(2))
             expected = get_aspect_ratio_preserving_size(height, width, patch, tokens * pool**2, pool)
             assert fitted(height, width, patch * pool, tokens) == expected, (height, width)
-
-
-class Shape:
-    """An image of which only the size is asked for."""
-
-    def __init__(self, size):
-        self.size = size
 
 
 @pytest.mark.parametrize("limit, used", [(None, 280), (1000, 280), (256, 140), (140, 140), (139, 70), (69, 69), (1, 1)])
@@ -183,6 +181,50 @@ def test_the_tower_limits_the_shape():
         Gemma4ImageProcessor.from_dict(SETTINGS).for_model(config)
 
 
+def test_sound_of_the_12b_has_the_bits_of_the_oracle():
+    from transformers.models.gemma4_unified.feature_extraction_gemma4_unified import Gemma4UnifiedAudioFeatureExtractor
+
+    reference = Gemma4UnifiedAudioFeatureExtractor(feature_size=640)
+    ours = Gemma4UnifiedAudioProcessor.from_dict(reference.to_dict())
+    clips = [np.random.default_rng(length).standard_normal(length).astype(np.float32) for length in (1, 640, 641, 5000)]
+    found = ours.arrays([ours.prepare(clip) for clip in clips])
+    expected = reference(clips, return_tensors="np")
+    for name, array in found.items():
+        assert array.dtype == expected[name].dtype, name
+        np.testing.assert_array_equal(array, expected[name], name)
+    assert [ours.layout(clip).num_tokens for clip in clips] == [1, 1, 2, 8]
+    assert ours.layout(clips[2]).text == "<|audio><|audio|><|audio|><audio|>"
+    with pytest.raises(MediaError, match="the sound needs 8 tokens; at most 7 are allowed"):
+        ours.prepare(clips[3], 7)
+    with pytest.raises(ValueError, match="audio_embed_dim = 320 contradicts"):
+        ours.check_tower({"audio_embed_dim": 320})
+    with pytest.raises(NotImplementedError, match="x.json: sampling_rate = 8000"):
+        Gemma4UnifiedAudioProcessor.from_dict({"sampling_rate": 8000}, "x.json")
+
+
+def test_sound_of_the_small_sizes_has_the_bits_of_the_oracle():
+    """Each clip alone: with others, transformers fills it with silence up to the longest."""
+    from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
+
+    for fields in ({}, {"feature_size": 64, "mel_floor": 0.01}):
+        reference = Gemma4AudioFeatureExtractor(**fields)
+        ours = Gemma4AudioProcessor.from_dict(json.loads(reference.to_json_string()))
+        for length in (161, 320, 321, 5000, 16000, 40001):
+            clip = np.random.default_rng(length).standard_normal(length).astype(np.float32)
+            found, expected = ours.arrays([ours.prepare(clip)]), reference([clip], return_tensors="np")
+            mask = expected["input_features_mask"][0]
+            np.testing.assert_array_equal(found["input_features"][0], expected["input_features"][0][mask])
+            assert found["input_features"].dtype == np.float32
+            assert ours.layout(clip).num_tokens == mask[::2][::2].sum()
+    for length, problem in ((160, "at least 161 are needed"), (480001, "30.0 s; at most 30 s are taken")):
+        with pytest.raises(MediaError, match=problem):
+            ours.layout(np.zeros(length, np.float32))
+    with pytest.raises(ValueError, match="needs 128 bands, but the processor's settings have 64"):
+        ours.check_tower({"subsampling_conv_channels": [128, 32]})
+    with pytest.raises(NotImplementedError, match="x.json: preemphasis = 0.9"):
+        Gemma4AudioProcessor.from_dict({"preemphasis": 0.9}, "x.json")
+
+
 # -- whole models ------------------------------------------------------------------------------------------------------
 
 
@@ -195,10 +237,17 @@ def save_chatting(path: Path, name: str):
     )  # fmt: skip
     tokenizer.save_pretrained(path)
     settings = UNIFIED if name == "12b" else SMALL
-    (path / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
+    (path / "processor_config.json").write_text(
+        json.dumps({"image_processor": settings, "feature_extractor": SOUND.get(name)})
+    )
     number = tokenizer.convert_tokens_to_ids(TOKEN)
     size = {"vocab_size": 2060} | ({} if name == "12b" else {"vocab_size_per_layer_input": 2060})
-    oracle = save_gemma4(path, name, text=size, ids={"image_token_id": number})
+    oracle = save_gemma4(
+        path,
+        name,
+        text=size,
+        ids={"image_token_id": number, "audio_token_id": tokenizer.convert_tokens_to_ids("<|audio|>")},
+    )
     ours = (Gemma4UnifiedImageProcessor if name == "12b" else Gemma4ImageProcessor).from_dict(settings)
 
     def inputs(text: str, images: list) -> dict[str, torch.Tensor]:
@@ -262,6 +311,24 @@ def test_chat(chatting):
     assert output.metrics.num_prompt_tokens in (seen["input_ids"].shape[1], seen["input_ids"].shape[1] + 1)
     with pytest.raises(ValueError, match="placeholder"):
         model.generate({"prompt": "typed <|image|><|image|>", "images": [image]}, max_new_tokens=1)
+
+
+def test_prompts_with_sound(chatting):
+    model = chatting[2]
+    audio = model.generator.encoder.processors.get("audio")
+    if audio is None:
+        with pytest.raises(ValueError, match="takes no sound"):
+            model.generate({"prompt": "<|audio|>", "audio": [np.zeros(5000, np.float32)]}, max_new_tokens=1)
+        return
+    clip, image = np.random.default_rng(3).standard_normal(4000).astype(np.float32), draw(30, 20)
+    prompt = {"prompt": "<|audio|> and <|image|>?", "audio": [clip], "images": [image]}
+    output = model.generate(prompt, max_new_tokens=8, ignore_eos=True)
+    (prepared,) = model.generator.prepare_for_generate(prompt).prompts
+    arrays = model.processor(images=[image], audio=[clip])
+    again = model.generate(
+        input_ids=torch.tensor([prepared.tokens]), **arrays, max_new_tokens=8, ignore_eos=True
+    ).generated_token_ids  # fmt: skip
+    assert again == output.generated_token_ids
 
 
 def test_settings_are_read_as_transformers_saves_them(tmp_path):

@@ -11,8 +11,18 @@ from torch import Tensor
 from tests.llm.models.families.gemma4_variants import EXPERTS, GEMMA4_BASE, KEYS, LARGE
 from tests.llm.models.variants import SIZES, randomise, save_pretrained
 
-IMAGE, BEGIN, END, PAD = 90, 92, 93, 5
-"""Ids of the placeholder, of the tokens before and after an image, and of the token whose embeddings its rows have."""
+IMAGE, BEGIN, END, SOUND, PAD = 90, 92, 93, 94, 5
+"""Ids of the placeholder of images, of the tokens before and after one, of the placeholder of sound, and of padding."""
+SAMPLES = 16
+"""Samples of a token of sound."""
+AUDIO: dict[str, dict[str, Any]] = {
+    "12b": {"audio_embed_dim": SAMPLES},
+    "e2b": {
+        "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "subsampling_conv_channels": [16, 6],
+        "attention_chunk_size": 4, "attention_context_left": 6, "output_proj_dims": 20,
+    },
+}  # fmt: skip
+"""Fields of `audio_config`."""
 SIDE = 2
 """Side of the square of patches that becomes one token."""
 PATCH = 4
@@ -49,15 +59,16 @@ def save_gemma4(
     text: dict[str, Any] | None = None,
     vision: dict[str, Any] | None = None,
     ids: dict[str, int] | None = None,
+    audio: dict[str, Any] | None = None,
 ) -> torch.nn.Module:
     """Saves a tiny random model in float32, and returns it. Fields replace those of `MODELS`."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     model_type, of_text, of_vision = MODELS[name]
-    ids = {"image_token_id": IMAGE, "video_token_id": 91, "audio_token_id": 94, "boi_token_id": BEGIN} | (ids or {})
+    ids = {"image_token_id": IMAGE, "video_token_id": 91, "audio_token_id": SOUND, "boi_token_id": BEGIN} | (ids or {})
     config = AutoConfig.for_model(
-        model_type, text_config=of_text | (text or {}), vision_config=of_vision | (vision or {}), audio_config=None,
-        eoi_token_id=END, **ids,
+        model_type, text_config=of_text | (text or {}), vision_config=of_vision | (vision or {}), eoi_token_id=END,
+        audio_config=AUDIO[name] | (audio or {}) if name in AUDIO else None, **ids,
     )  # fmt: skip
     torch.manual_seed(sum(map(ord, name)))
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()

@@ -7,11 +7,22 @@ import json
 import pytest
 import torch
 
+from pace import _C
 from pace.llm import LLMModel, PromptLookupConfig
 from pace.llm.models.model_list import read_config
 from pace.llm.runners.eager import EagerRunner
 from pace.llm.runners.program import ProgramRunner
-from tests.llm.models.towers.gemma.gemma4_models import MODELS, P, arrays, inputs_of, save_gemma4, together
+from tests.llm.models.towers.gemma.gemma4_models import (
+    IMAGE,
+    MODELS,
+    SAMPLES,
+    SOUND,
+    P,
+    arrays,
+    inputs_of,
+    save_gemma4,
+    together,
+)
 from tests.llm.models.towers.seeing import results, run_to_end
 from tests.plugins.tiers import sample
 from tests.support import TensorDict, backend, backends
@@ -166,8 +177,6 @@ def test_every_way_to_run_it_gives_the_same_text(name, tmp_path) -> None:
     ):
         with load(tmp_path, **options) as other:
             assert run(other, batch, 12) == expected, options
-        from pace import _C
-
         _C.set_num_threads(2)
 
 
@@ -196,9 +205,86 @@ def test_text_alone_needs_no_tower(tmp_path) -> None:
     text = {"input_ids": torch.arange(6, 50)[None]}
     with load(tmp_path, media=False) as plain, load(tmp_path) as model:
         assert run(plain, text, 8) == run(model, text, 8)
-        assert plain.memory_report().weights.keys() | {"Gemma4VisionTower"} == model.memory_report().weights.keys()
+        assert (
+            plain.memory_report().weights.keys() | {"Gemma4VisionTower", "Gemma4AudioTower"}
+            == model.memory_report().weights.keys()
+        )
         with pytest.raises(ValueError, match="takes no image"):
             plain.generate(**inputs_of([[(2, 2)]], "e2b"))
+
+
+def clips(name: str, *frames: int) -> dict[str, torch.Tensor]:
+    """The arrays of clips of these frames."""
+    features = torch.randn(len(frames), max(frames), SAMPLES, generator=torch.Generator().manual_seed(len(frames)))
+    mask = torch.arange(max(frames)) < torch.tensor(frames)[:, None]
+    return {"input_features": features * mask[..., None], "input_features_mask": mask}
+
+
+def num_tokens(name: str, frames: int) -> int:
+    return frames if name == "12b" else -(-frames // 4)
+
+
+@pytest.mark.parametrize(
+    "audio",
+    [
+        {},
+        *(
+            pytest.param(fields, marks=pytest.mark.thorough)
+            for fields in (
+                {"use_clipped_linears": False},
+                {"attention_chunk_size": 7, "attention_context_left": 3, "attention_context_right": 3},
+                {"hidden_act": "gelu"},
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_rows_of_sound_are_those_of_transformers(audio, tmp_path) -> None:
+    oracle = save_gemma4(tmp_path, "e2b", audio=audio)
+    given = clips("e2b", 61, 5, 1, 34)
+    with torch.no_grad():
+        out = oracle.model.get_audio_features(**given, return_dict=True)
+    expected = [rows[mask] for rows, mask in zip(out.pooler_output, out.attention_mask)]
+    for ops in backends():
+        model = load_tower(tmp_path, ops)
+        media = model.towers[1].read_inputs(given)
+        ours = [run_to_end(EagerRunner(model).encode(one)) for one in media]
+        for found, wanted in zip(ours, expected, strict=True):
+            assert found.shape == wanted.shape and (found - wanted).abs().max() <= 4e-5 * wanted.abs().max()
+        if ops == "native":
+            program = ProgramRunner(model)
+            for threads in (1, 2):
+                _C.set_num_threads(threads)
+                for one, found in zip(media, ours):
+                    assert torch.equal(run_to_end(program.encode(one)), found)
+
+
+@pytest.mark.parametrize("name", sample(["e2b", "12b"], lambda name: name == "e2b"))
+def test_sound_and_images_in_a_prompt(name, tmp_path) -> None:
+    """Rows of a clip see those before them."""
+    oracle = save_gemma4(tmp_path, name)
+    given = inputs_of([[(3, 4)]], name, 2)
+    for frames in ([9, 5], [5]):
+        first, *rest = [[7, *[SOUND] * num_tokens(name, count), 8] for count in frames]
+        ids = torch.tensor([[*first, *given["input_ids"][0].tolist(), *sum(rest, [])]])
+        inputs = {
+            **given,
+            **clips(name, *frames),
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "mm_token_type_ids": (ids == IMAGE).int() + 3 * (ids == SOUND).int(),
+        }
+        with load(tmp_path) as model:
+            assert [tower.kind for tower in model._engine.model.towers] == ["image", "audio"]
+            ((tokens, _),) = found = run(model, inputs)
+            assert tokens == oracle_tokens(oracle, inputs)
+            check_first_logits(model, oracle, inputs)
+            model._engine.scheduler.max_tokens_per_step = 3
+            assert run(model, inputs) == found
+            with pytest.raises(ValueError, match=r"input_features must be floats \[clips, frames, 16\]"):
+                model.generate(**{**inputs, "input_features": torch.zeros(1, 9, 15)})
+            with pytest.raises(ValueError, match="input_features_mask of clip 0"):
+                model.generate(**{**inputs, "input_features_mask": torch.zeros_like(inputs["input_features_mask"])})
 
 
 def changed(**tensors):
@@ -220,7 +306,7 @@ def places(*rows) -> torch.Tensor:
         ({"image_position_ids": torch.zeros(2, P, 2).long()}, "image_position_ids of image 0 must be column and row"),
         ({"image_position_ids": torch.full((2, P, 2), -1)}, "image_position_ids of image 0 must be column and row"),
         ({"pixel_values_videos": torch.zeros(1)}, "video is not supported"),
-        ({"input_features": torch.zeros(1)}, "takes no sound"),
+        ({"input_features": torch.zeros(1)}, "input_features_mask is missing"),
     ],
     ids=str,
 )

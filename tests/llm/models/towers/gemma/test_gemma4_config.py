@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pace.llm.models.model_list import read_config
+from pace.llm.models.towers.gemma4_audio import Gemma4AudioConfig, Gemma4AudioTower
 from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedVisionConfig
 from pace.llm.models.towers.gemma4_vision import Gemma4VisionConfig
 from pace.ops import reference
@@ -48,7 +49,8 @@ def test_published_configs(name, caplog) -> None:
     with caplog.at_level(logging.WARNING, "pace"):
         model_class, config = read_config(PUBLISHED_GEMMA4[name] | {"vision_config": vision}, media=True)
     assert not caplog.records
-    assert (config.image_token_id, config.media_token) == (258880, 0)
+    assert config.image_token_id == 258880
+    assert dict(config.stand_ins) == {258880: 0, 258881: 0, 258884: 0}
     text = dataclasses.replace(config, num_hidden_layers=0, num_kv_shared_layers=0, layer_types=())
     model = model_class(text, torch.float32, reference)
     assert [type(each).__name__ for each in model.towers] == [tower]
@@ -87,3 +89,32 @@ def test_fields_that_are_refused(name, fields, error, message) -> None:
     with pytest.raises(error, match=f"{message}.*; media=False loads the text model alone"):
         read_config(config, media=True)
     assert read_config(config)[1].vision is None
+
+
+SOUND = {
+    "attention_chunk_size": 12, "attention_context_left": 13, "attention_context_right": 0,
+    "attention_invalid_logits_value": -1000000000.0, "attention_logit_cap": 50.0, "conv_kernel_size": 5,
+    "gradient_clipping": 10000000000.0, "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02,
+    "model_type": "gemma4_audio", "num_attention_heads": 8, "num_hidden_layers": 12, "output_proj_dims": 1536,
+    "residual_weight": 0.5, "rms_norm_eps": 1e-06, "subsampling_conv_channels": [128, 32], "use_clipped_linears": True,
+}  # fmt: skip
+
+
+def test_towers_of_sound() -> None:
+    small = PUBLISHED_GEMMA4["gemma-4-E2B-it"] | {"vision_config": SMALL}
+    audio = read_config(small | {"audio_config": SOUND}, media=True)[1].audio
+    assert audio == Gemma4AudioConfig.read({}) and audio.num_bands == 128
+    tower = Gemma4AudioTower(audio, 1536, 258881)
+    assert tower.num_weights // 10**6 == 307
+    for fields, error, message in (
+        ({"hidden_size": 1021}, ValueError, "hidden_size must be even, and a multiple of num_attention_heads"),
+        ({"subsampling_conv_channels": [128]}, ValueError, "must be a list of two numbers of channels"),
+        ({"conv_group_norm": 3}, NotImplementedError, r"audio_config\.conv_group_norm = 3 is not implemented"),
+        ({"hidden_act": "mish"}, NotImplementedError, "mish"),
+    ):
+        with pytest.raises(error, match=f"{message}.*; media=False loads the text model alone"):
+            read_config(small | {"audio_config": SOUND | fields}, media=True)
+    unified = PUBLISHED_GEMMA4["gemma-4-12B-it"] | {"vision_config": UNIFIED, "audio_config": {"audio_embed_dim": 640}}
+    assert read_config(unified, media=True)[1].audio.audio_embed_dim == 640
+    with pytest.raises(NotImplementedError, match="audio_config.layers = 3"):
+        read_config(unified | {"audio_config": {"layers": 3}}, media=True)
