@@ -43,7 +43,7 @@ STRANGERS = ["pace.llm.engine.scheduler", "pace.llm.engine.drafter", "pace.llm.c
 """Modules that must not import each other: the engine composes them."""
 MAX_FILES = 15
 """Maximum number of modules directly in one folder, except in `LISTS`."""
-LISTS = [Path("pace/llm/models/families")]
+LISTS = [Path("pace/llm") / room for room in ("models/families", "models/towers", "processors")]
 """Folders that are lists of like things, each found by its name."""
 HOMES = {
     "PIL": ["pace.media.images", "pace.media.patches"],
