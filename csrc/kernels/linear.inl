@@ -202,7 +202,7 @@ static void linear(const LinearArgs& a) {
             linear_rows_of<W, kCachedPanels, kManyRows>(rows, a, row, panel, panels, k, k_count);
         });
     };
-    if (a.panel_count < kCachedPanels) {  // too narrow for its tiles: tall ones have as many sums
+    if (a.panel_count < kCachedPanels) {  // a tall tile keeps the accumulators busy
         for_tiles(a.rows, kMaxTileRows, [&](int64_t row, int64_t rows) {
             linear_rows_of<W, 1, kMaxTileRows>(rows, a, row, 0, a.panel_count, 0, a.k_padded);
         });
