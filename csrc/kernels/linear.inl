@@ -202,6 +202,12 @@ static void linear(const LinearArgs& a) {
             linear_rows_of<W, kCachedPanels, kManyRows>(rows, a, row, panel, panels, k, k_count);
         });
     };
+    if (a.panel_count < kCachedPanels) {  // a tall tile keeps the accumulators busy
+        for_tiles(a.rows, kMaxTileRows, [&](int64_t row, int64_t rows) {
+            linear_rows_of<W, 1, kMaxTileRows>(rows, a, row, 0, a.panel_count, 0, a.k_padded);
+        });
+        return;
+    }
     if (a.rows <= kStreamedRows) {
         for (int64_t panel = 0; panel < a.panel_count; ++panel) {
             for (int64_t k = 0; k < a.k_padded; k += kBlock) block(panel, 1, k);

@@ -264,14 +264,21 @@ void AdapterProducts::add_part(const Copy& copy, int32_t slot, const Pairs& some
 
     const float* const bias = adapters.bias(slot, range.part);
     EpilogueArgs e = {};
+    e.sums_stride = row_sums;
     e.panel_stride = kPanelRows;
-    e.rows = 1;
     e.columns = range.end - range.first;
     e.bias = bias ? bias + range.first : nullptr;
-    for (int64_t i = 0; i < count; ++i) {
+    e.residual_stride = e.out_stride = y_stride;
+    const int32_t* const rows_of_pairs = copy.row_of + some.first;
+    const float* const weights = copy.weight + some.first;
+    for (int64_t i = 0; i < count; i += e.rows) {  // neighbouring rows of one weight together
+        for (e.rows = 1; i + e.rows < count; ++e.rows) {
+            const int64_t next = i + e.rows;
+            if (rows_of_pairs[next] != rows_of_pairs[next - 1] + 1 || weights[next] != weights[i]) break;
+        }
         e.sums = sums + i * row_sums + range.first - first_panel * kPanelRows;
-        e.scale = copy.weight[some.first + i] * adapters.scale(slot, range.part);
-        e.out = y + (copy.row_of[some.first + i] - first_row) * y_stride;
+        e.scale = weights[i] * adapters.scale(slot, range.part);
+        e.out = y + (rows_of_pairs[i] - first_row) * y_stride;
         e.residual = e.out;
         table->linear_epilogue(e);
     }
