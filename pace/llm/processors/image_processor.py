@@ -13,7 +13,6 @@ from pace.llm.models.model_config import count, declared, number, read_number
 from pace.llm.processors.settings import read_settings
 from pace.media.patches import level_table
 
-
 NO_LIMIT = 1 << 60
 """More tokens than any image has."""
 

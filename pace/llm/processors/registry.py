@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pace.llm.processors.gemma3 import Gemma3ImageProcessor
-from pace.llm.processors.idefics3 import Idefics3ImageProcessor
 from pace.llm.processors.gemma4 import Gemma4ImageProcessor, Gemma4UnifiedImageProcessor
+from pace.llm.processors.idefics3 import Idefics3ImageProcessor
 from pace.llm.processors.image_processor import ImageProcessor
 from pace.llm.processors.internvl import InternVLImageProcessor
 from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
 from pace.llm.processors.llava import LlavaImageProcessor
-from pace.llm.processors.pixtral import PixtralImageProcessor
 from pace.llm.processors.paddleocr_vl import PaddleOCRVLImageProcessor
+from pace.llm.processors.pixtral import PixtralImageProcessor
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.qwen_audio import Qwen3ASRAudioProcessor, Qwen3OmniAudioProcessor
 from pace.llm.processors.qwen_vl import QwenImageProcessor

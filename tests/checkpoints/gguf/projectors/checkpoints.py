@@ -78,7 +78,9 @@ MODELS: dict[str, dict[str, Any]] = {
 """Fields of a config.json. Pixtral is a LLaVA."""
 MODEL_TYPES = {"pixtral": "llava"}
 TEXT_PREFIXES = r"(model\.)?(language_model\.model|language_model|text_model)\."
-TOWER_PARTS = r"vision_tower|vision_model|multi_modal_projector|connector|visual|projector|mlp_AR|embed_vision|vision_embedder"
+TOWER_PARTS = (
+    r"vision_tower|vision_model|multi_modal_projector|connector|visual|projector|mlp_AR|embed_vision|vision_embedder"
+)
 
 
 def save_whole(folder: Path, family: str, **fields: Any) -> torch.nn.Module:

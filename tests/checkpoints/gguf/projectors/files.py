@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
-import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -216,9 +215,7 @@ def add_vocabulary(writer: gguf.GGUFWriter, placeholder: str) -> None:
     writer.add_token_merges(["a b"])
 
 
-def write_mmproj(
-    hub: Path, path: Path, family: str, types: str = "F32", add: Change = lambda writer: None
-) -> None:
+def write_mmproj(hub: Path, path: Path, family: str, types: str = "F32", add: Change = lambda writer: None) -> None:
     """Writes the tower of a checkpoint. `add` may change the file."""
     config = json.loads((hub / "config.json").read_text())
     made, vision = FAMILIES[family], config["vision_config"]
@@ -232,7 +229,9 @@ def write_mmproj(
         "has_vision_encoder": True,
         "vision.projection_dim": 768 if made.projector == "mlp" else config["text_config"]["hidden_size"],
         "vision.image_size": side[0] if isinstance(side, list) else side,
-        "vision.patch_size": vision["patch_size"][0] if isinstance(vision["patch_size"], list) else vision["patch_size"],
+        "vision.patch_size": vision["patch_size"][0]
+        if isinstance(vision["patch_size"], list)
+        else vision["patch_size"],
         "vision.embedding_length": vision.get("hidden_size", vision.get("mm_embed_dim")),
         "vision.feed_forward_length": vision.get("intermediate_size", 0),
         "vision.block_count": depth,
