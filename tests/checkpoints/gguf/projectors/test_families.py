@@ -1,4 +1,4 @@
-"""mmproj files of families other than Qwen's: a pair with the GGUF file of a model gives the rows and texts of the
+"""mmproj files of families other than Qwen's. A pair with the GGUF file of a model gives the rows and texts of the
 checkpoint that both come from."""
 
 from __future__ import annotations
