@@ -2,8 +2,8 @@
 its conversion/ folder, and names of tensors come from the gguf package. LLaVA's files are like those of its first
 converter, tools/mtmd/legacy-models/convert_image_encoder_to_gguf.py.
 
-For a checkpoint of each family but LLaVA, the converter of llama-cpp-python 0.3.36 wrote the same tensors and keys.
-This was checked by hand."""
+For a checkpoint of each family, the converters of llama-cpp-python 0.3.36 wrote the same tensors and keys. This was
+checked by hand."""
 
 from __future__ import annotations
 
