@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.comparison.gguf_families import permute
+from tests.checkpoints.gguf.dense.dense_files import write_dense
 from tests.checkpoints.gguf.files import stored, write_gguf
 from tests.checkpoints.gguf.gemma4.gemma4_files import write_gemma4
 from tests.checkpoints.gguf.hybrids.hybrid_files import write_hybrid
@@ -27,7 +28,7 @@ from tests.checkpoints.gguf.projectors.checkpoints import IMAGE, save_text, save
 Fields = dict[str, Any]
 Change = Callable[[gguf.GGUFWriter], object]
 STATISTICS = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-WRITERS = {"lfm2": write_hybrid, "gemma4_text": write_gemma4, "gemma4_unified_text": write_gemma4}
+WRITERS = {"ministral3": write_dense, "lfm2": write_hybrid, "gemma4_text": write_gemma4, "gemma4_unified_text": write_gemma4}
 """Writers of text parts, by model_type."""
 ENDS = (".weight", ".bias", ".input_max", ".input_min", ".output_max", ".output_min")
 
@@ -167,7 +168,7 @@ FAMILIES = {
         lambda config: GELU | {"vision.image_min_pixels": 64, "vision.image_max_pixels": 4096, "vision.image_size": 64},
     ),
 }  # fmt: skip
-FAMILIES["pixtral"] = FAMILIES["mistral3"]
+FAMILIES |= dict.fromkeys(("ministral3", "pixtral"), FAMILIES["mistral3"])
 SKIPPED = r"\.head\.|packing_position|position_ids"
 """Pattern of tensors that no file has."""
 
