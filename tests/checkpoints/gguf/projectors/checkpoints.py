@@ -101,7 +101,9 @@ def save_whole(folder: Path, family: str, **fields: Any) -> torch.nn.Module:
     for name, value in fields.items():
         given[name] = given.get(name, {}) | value if isinstance(value, dict) else value
     model_type = MODEL_TYPES.get(family, family)
-    token = "image_token_index" if family in ("gemma3", "llava", "ministral3", "mistral3", "pixtral") else "image_token_id"
+    token = (
+        "image_token_index" if family in ("gemma3", "llava", "ministral3", "mistral3", "pixtral") else "image_token_id"
+    )
     config = AutoConfig.for_model(model_type, **{token: IMAGE}, **given)
     torch.manual_seed(sum(map(ord, family)))
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()

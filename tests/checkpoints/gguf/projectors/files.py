@@ -28,7 +28,12 @@ from tests.checkpoints.gguf.projectors.checkpoints import IMAGE, save_text, save
 Fields = dict[str, Any]
 Change = Callable[[gguf.GGUFWriter], object]
 STATISTICS = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-WRITERS = {"ministral3": write_dense, "lfm2": write_hybrid, "gemma4_text": write_gemma4, "gemma4_unified_text": write_gemma4}
+WRITERS = {
+    "ministral3": write_dense,
+    "lfm2": write_hybrid,
+    "gemma4_text": write_gemma4,
+    "gemma4_unified_text": write_gemma4,
+}
 """Writers of text parts, by model_type."""
 ENDS = (".weight", ".bias", ".input_max", ".input_min", ".output_max", ".output_min")
 

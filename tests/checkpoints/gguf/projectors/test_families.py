@@ -39,11 +39,12 @@ def tokens_of(model, text: str) -> list[int]:
     return model._generator.encoder.encode(text, [MediaPart("image", IMAGE)], model.tokenizer).tokens
 
 
-@pytest.mark.parametrize("family", sample(ALL, always=lambda family: family in ("gemma4_unified", "mistral3")))
-def test_rows_and_texts_are_those_of_the_checkpoint(family, tmp_path, caplog):
-    hub, path, mmproj = save_pair(tmp_path, family)
-    with load(hub) as expected, caplog.at_level(logging.WARNING, "pace"), load(path, mmproj=mmproj) as model:
+def check_pair(folder, family: str, **fields) -> None:
+    """Checks rows and texts of a pair. `fields` are merged into those of config.json."""
+    hub, path, mmproj = save_pair(folder, family, **fields)
+    with load(hub) as expected, load(path, mmproj=mmproj) as model:
         assert type(model._model) is type(expected._model)
+        assert model._model.whole_media == expected._model.whole_media
         processor = model._generator.encoder.all.image
         media = processor.prepare(IMAGE)
         rows = rows_of(model, media)
@@ -51,9 +52,34 @@ def test_rows_and_texts_are_those_of_the_checkpoint(family, tmp_path, caplog):
         text = f"ab{processor.placeholder}xyz"
         found = model.generate({"prompt": text, "images": [IMAGE]}, max_new_tokens=12, logprobs=0)
         inputs = {"input_ids": torch.tensor([tokens_of(model, text)]), **model.processor(images=[IMAGE])}
-        same = expected.generate(inputs, max_new_tokens=12, logprobs=0)
-        assert results(found) == results(same)
+        assert results(found) == results(expected.generate(inputs, max_new_tokens=12, logprobs=0))
+
+
+@pytest.mark.parametrize("family", sample(ALL, always=lambda family: family in ("gemma4_unified", "mistral3")))
+def test_rows_and_texts_are_those_of_the_checkpoint(family, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "pace"):
+        check_pair(tmp_path, family)
     assert "ignored" not in caplog.text and "mmproj" not in caplog.text
+
+
+OTHER_FIELDS = [
+    ("gemma4", {"text_config": {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 99,
+                                "use_bidirectional_attention": None}}),
+    ("gemma4", {"vision_config": {"use_clipped_linears": False, "standardize": False}}),
+    ("internvl", {"vision_config": {"norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": False}}),
+    ("internvl", {"text_config": {"model_type": "qwen3", "head_dim": 8}}),
+    ("lfm2_vl", {"projector_use_layernorm": False, "projector_bias": False}),
+    ("llava", {"text_config": {"model_type": "qwen2"}}),
+    ("mistral3", {"multimodal_projector_bias": True}),
+    ("paddleocr_vl", {"vision_config": {"image_size": 32}}),
+]  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("family", "fields"), OTHER_FIELDS)
+def test_other_configs(family, fields, tmp_path):
+    """What a file says by having a tensor or not, or by the shape of one."""
+    check_pair(tmp_path, family, **fields)
 
 
 @pytest.mark.parametrize("types", ["F16", pytest.param("BF16", marks=pytest.mark.rotates), "Q8_0"])
