@@ -89,7 +89,8 @@ MODELS: dict[str, dict[str, Any]] = {
 MODEL_TYPES = {"pixtral": "llava", "ministral3": "mistral3"}
 TEXT_PREFIXES = r"(model\.)?(language_model\.model|language_model|text_model)\."
 TOWER_PARTS = (
-    r"vision_tower|vision_model|multi_modal_projector|connector|visual|projector|mlp_AR|embed_vision|vision_embedder"
+    "vision_tower|audio_tower|vision_model|visual|vision_embedder|embed_vision|embed_audio|multi_modal_projector|connector"
+    "|projector|mlp_AR"
 )
 
 
@@ -99,7 +100,7 @@ def save_whole(folder: Path, family: str, **fields: Any) -> torch.nn.Module:
 
     given: dict[str, Any] = dict(MODELS[family])
     for name, value in fields.items():
-        given[name] = given.get(name, {}) | value if isinstance(value, dict) else value
+        given[name] = (given.get(name) or {}) | value if isinstance(value, dict) else value
     model_type = MODEL_TYPES.get(family, family)
     token = (
         "image_token_index" if family in ("gemma3", "llava", "ministral3", "mistral3", "pixtral") else "image_token_id"
