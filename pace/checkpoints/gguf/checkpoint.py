@@ -198,10 +198,9 @@ class GgufCheckpoint(OpenFiles):
     def _permuted_heads(self, name: str) -> int | None:
         """Number of heads if the tensor's rows are permuted, else None. Raises ValueError if its rows are not whole
         heads."""
-        if name in self.towers.tensors:
-            heads = self.towers.tensors[name].heads
-        else:
-            heads = self._heads.get(name.rpartition(".")[0].rpartition(".")[2])
+        part = name.rpartition(".")[0].rpartition(".")[2]
+        tower = self.towers.tensors.get(name)
+        heads = tower.heads if tower else self._heads.get(part)
         if heads and (rows := self._tensor(name).shape[:1]) and rows[0] % (2 * heads):
             raise ValueError(
                 f"{self._shown(name)} has {rows[0]} rows; {heads} heads need a multiple of {2 * heads} rows"

@@ -71,7 +71,7 @@ TIED = ("gemma2", "cohere", "cohere2", "cohere2_moe")
 """Families whose files hold no head, by model_type."""
 WIDE_ALSO |= dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), mrope([8, 12, 12]))
 WITH_TESTS_OF_THEIR_OWN = (*mixture_files.ARCHITECTURES, *latent_files.ARCHITECTURES)
-WITH_TESTS_OF_THEIR_OWN += ("qwen3_asr", "qwen3_vl_moe", "qwen3_omni_moe_thinker")  # projectors
+WITH_TESTS_OF_THEIR_OWN += ("paddleocr_vl_text", "qwen3_asr", "qwen3_vl_moe", "qwen3_omni_moe_thinker")  # projectors
 PROMPT = 45
 
 

@@ -119,8 +119,8 @@ def test_the_face_and_the_options_have_the_same_names_order_and_defaults() -> No
 
 
 def test_every_option_is_tried() -> None:
-    # Below, in loading/memory/test_mapped_experts.py, processors/test_loading.py, checkpoints/gguf/projectors/test_qwen.py and
-    # adapters/test_named.py.
+    # Below, in loading/memory/test_mapped_experts.py, processors/test_loading.py, adapters/test_named.py and
+    # checkpoints/gguf/projectors/test_qwen.py.
     elsewhere = {"pin_threads", "weights", "weights_cache", "max_image_tokens", "mmproj", "adapter", "merge"}
     assert {*GOOD, *HUB, *elsewhere, "model_name_or_path"} == {*WRONG} == {*names()}
 

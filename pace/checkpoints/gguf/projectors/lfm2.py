@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pace.checkpoints.gguf.projectors.projector import PATCHES, Projector, Tower, TowerFile, Whole
 from pace.checkpoints.gguf.projectors.pixels import ROWS_OF_PIXELS
+from pace.checkpoints.gguf.projectors.projector import PATCHES, Projector, Tower, TowerFile, Whole
 from pace.checkpoints.gguf.projectors.siglip import siglip_names
 
 MIN_TOKENS, MAX_TOKENS, TILE = 64, 256, 512

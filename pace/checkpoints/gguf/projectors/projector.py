@@ -63,11 +63,11 @@ class Tower:
     """What one tower adds to a checkpoint."""
 
     config: Fields
-    """Fields of config.json beside the text part, such as `vision_config`."""
+    """Fields of config.json outside of the text part, such as `vision_config`."""
     settings: Fields
     """Settings of its processor."""
     tensors: dict[str, TowerTensor]
-    """By the Hub's names."""
+    """Name on the Hub -> tensor."""
     _: KW_ONLY
     text: Fields = field(default_factory=dict)
     """Fields of the text part that replace those of its file."""
@@ -203,7 +203,7 @@ class Towers:
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Section of processor_config.json -> settings of a processor."""
     tensors: dict[str, TowerTensor] = field(default_factory=dict)
-    """By the Hub's names."""
+    """Name on the Hub -> tensor."""
     renamed: dict[int, str] = field(default_factory=dict)
     """Tokens of the text's vocabulary that get another text, by id."""
 

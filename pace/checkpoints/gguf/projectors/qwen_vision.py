@@ -83,9 +83,7 @@ def qwen3(file: TowerFile) -> Tower:
     return _tower(file, own, MLP_OF_QWEN3, MERGER_OF_QWEN3 | deepstack, PIXELS if is_omni else PIXELS_OF_QWEN3)
 
 
-def _tower(
-    file: TowerFile, own: Fields, mlp: dict[str, str], merger: dict[str, str], pixels: tuple[int, int]
-) -> Tower:
+def _tower(file: TowerFile, own: Fields, mlp: dict[str, str], merger: dict[str, str], pixels: tuple[int, int]) -> Tower:
     """What the families have in common. `own`: fields of `vision_config` of one family."""
     patch = file.shape(PATCHES, 4)
     if file.shape(FRAMES[1], 4) != patch:

@@ -25,7 +25,7 @@ PROJECTORS = {
         IDEFICS3, INTERNVL, LFM2, LLAVA, PADDLEOCR, PIXTRAL,
     )
 }  # fmt: skip
-"""By the value of clip.projector_type."""
+"""Value of clip.projector_type -> record."""
 WITH_SOUND = {
     (QWEN3.name, QWEN3_AUDIO.name): {"qwen3vlmoe": QWEN3_OMNI},
     (GEMMA4.name, GEMMA4_SOUND.name): GEMMA4.models,

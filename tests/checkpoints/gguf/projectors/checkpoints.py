@@ -63,6 +63,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "llama", **TEXT},
         "vision_config": {"model_type": "clip_vision_model", **SQUARE},
     },
+    "ministral3": {
+        "text_config": {
+            **MISTRAL, "model_type": "ministral3",
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0,
+            },
+        },
+        "vision_config": {"model_type": "pixtral", **SQUARE, "hidden_act": "silu"}, "spatial_merge_size": 2,
+    },
     "mistral3": {
         "text_config": MISTRAL, "vision_config": {"model_type": "pixtral", **SQUARE, "hidden_act": "silu"},
         "spatial_merge_size": 2,
@@ -75,10 +85,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
     },
 }  # fmt: skip
-"""Fields of a config.json. Pixtral is a LLaVA."""
-MODEL_TYPES = {"pixtral": "llava"}
+"""Fields of a config.json. Pixtral is a LLaVA, and Ministral 3 a Mistral 3 with another text model."""
+MODEL_TYPES = {"pixtral": "llava", "ministral3": "mistral3"}
 TEXT_PREFIXES = r"(model\.)?(language_model\.model|language_model|text_model)\."
-TOWER_PARTS = r"vision_tower|vision_model|multi_modal_projector|connector|visual|projector|mlp_AR|embed_vision|vision_embedder"
+TOWER_PARTS = (
+    "vision_tower|audio_tower|vision_model|visual|vision_embedder|embed_vision|embed_audio|multi_modal_projector|connector"
+    "|projector|mlp_AR"
+)
 
 
 def save_whole(folder: Path, family: str, **fields: Any) -> torch.nn.Module:
@@ -87,9 +100,11 @@ def save_whole(folder: Path, family: str, **fields: Any) -> torch.nn.Module:
 
     given: dict[str, Any] = dict(MODELS[family])
     for name, value in fields.items():
-        given[name] = given.get(name, {}) | value if isinstance(value, dict) else value
+        given[name] = (given.get(name) or {}) | value if isinstance(value, dict) else value
     model_type = MODEL_TYPES.get(family, family)
-    token = "image_token_index" if family in ("gemma3", "llava", "mistral3", "pixtral") else "image_token_id"
+    token = (
+        "image_token_index" if family in ("gemma3", "llava", "ministral3", "mistral3", "pixtral") else "image_token_id"
+    )
     config = AutoConfig.for_model(model_type, **{token: IMAGE}, **given)
     torch.manual_seed(sum(map(ord, family)))
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()

@@ -1,6 +1,9 @@
-"""mmproj files of tiny checkpoints, like those of llama.cpp's converter: keys, names and changes of values are taken
-from its conversion/ folder, and names of tensors from the gguf package. LLaVA's files are like those of its first
-converter, tools/mtmd/legacy-models/convert_image_encoder_to_gguf.py."""
+"""mmproj files of tiny checkpoints, like those of llama.cpp's converter. Keys, names and changes of values are those of
+its conversion/ folder, and names of tensors come from the gguf package. LLaVA's files are like those of its first
+converter, tools/mtmd/legacy-models/convert_image_encoder_to_gguf.py.
+
+For a checkpoint of each family, the converters of llama-cpp-python 0.3.36 wrote the same tensors and keys. This was
+checked by hand."""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
-import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.comparison.gguf_families import permute
+from tests.checkpoints.gguf.dense.dense_files import write_dense
 from tests.checkpoints.gguf.files import stored, write_gguf
 from tests.checkpoints.gguf.gemma4.gemma4_files import write_gemma4
 from tests.checkpoints.gguf.hybrids.hybrid_files import write_hybrid
@@ -25,7 +28,12 @@ from tests.checkpoints.gguf.projectors.checkpoints import IMAGE, save_text, save
 Fields = dict[str, Any]
 Change = Callable[[gguf.GGUFWriter], object]
 STATISTICS = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-WRITERS = {"lfm2": write_hybrid, "gemma4_text": write_gemma4, "gemma4_unified_text": write_gemma4}
+WRITERS = {
+    "ministral3": write_dense,
+    "lfm2": write_hybrid,
+    "gemma4_text": write_gemma4,
+    "gemma4_unified_text": write_gemma4,
+}
 """Writers of text parts, by model_type."""
 ENDS = (".weight", ".bias", ".input_max", ".input_min", ".output_max", ".output_min")
 
@@ -165,7 +173,7 @@ FAMILIES = {
         lambda config: GELU | {"vision.image_min_pixels": 64, "vision.image_max_pixels": 4096, "vision.image_size": 64},
     ),
 }  # fmt: skip
-FAMILIES["pixtral"] = FAMILIES["mistral3"]
+FAMILIES |= dict.fromkeys(("ministral3", "pixtral"), FAMILIES["mistral3"])
 SKIPPED = r"\.head\.|packing_position|position_ids"
 """Pattern of tensors that no file has."""
 
@@ -216,9 +224,7 @@ def add_vocabulary(writer: gguf.GGUFWriter, placeholder: str) -> None:
     writer.add_token_merges(["a b"])
 
 
-def write_mmproj(
-    hub: Path, path: Path, family: str, types: str = "F32", add: Change = lambda writer: None
-) -> None:
+def write_mmproj(hub: Path, path: Path, family: str, types: str = "F32", add: Change = lambda writer: None) -> None:
     """Writes the tower of a checkpoint. `add` may change the file."""
     config = json.loads((hub / "config.json").read_text())
     made, vision = FAMILIES[family], config["vision_config"]
@@ -232,7 +238,9 @@ def write_mmproj(
         "has_vision_encoder": True,
         "vision.projection_dim": 768 if made.projector == "mlp" else config["text_config"]["hidden_size"],
         "vision.image_size": side[0] if isinstance(side, list) else side,
-        "vision.patch_size": vision["patch_size"][0] if isinstance(vision["patch_size"], list) else vision["patch_size"],
+        "vision.patch_size": vision["patch_size"][0]
+        if isinstance(vision["patch_size"], list)
+        else vision["patch_size"],
         "vision.embedding_length": vision.get("hidden_size", vision.get("mm_embed_dim")),
         "vision.feed_forward_length": vision.get("intermediate_size", 0),
         "vision.block_count": depth,

@@ -1,4 +1,4 @@
-"""mmproj files of families other than Qwen's: a pair with the GGUF file of a model gives the rows and texts of the
+"""mmproj files of families other than Qwen's. A pair with the GGUF file of a model gives the rows and texts of the
 checkpoint that both come from."""
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ def tokens_of(model, text: str) -> list[int]:
     return model._generator.encoder.encode(text, [MediaPart("image", IMAGE)], model.tokenizer).tokens
 
 
-@pytest.mark.parametrize("family", sample(ALL, always=lambda family: family in ("gemma4_unified", "mistral3")))
-def test_rows_and_texts_are_those_of_the_checkpoint(family, tmp_path, caplog):
-    hub, path, mmproj = save_pair(tmp_path, family)
-    with load(hub) as expected, caplog.at_level(logging.WARNING, "pace"), load(path, mmproj=mmproj) as model:
+def check_pair(folder, family: str, **fields) -> None:
+    """Checks rows and texts of a pair. `fields` are merged into those of config.json."""
+    hub, path, mmproj = save_pair(folder, family, **fields)
+    with load(hub) as expected, load(path, mmproj=mmproj) as model:
         assert type(model._model) is type(expected._model)
+        assert model._model.whole_media == expected._model.whole_media
         processor = model._generator.encoder.all.image
         media = processor.prepare(IMAGE)
         rows = rows_of(model, media)
@@ -51,9 +52,34 @@ def test_rows_and_texts_are_those_of_the_checkpoint(family, tmp_path, caplog):
         text = f"ab{processor.placeholder}xyz"
         found = model.generate({"prompt": text, "images": [IMAGE]}, max_new_tokens=12, logprobs=0)
         inputs = {"input_ids": torch.tensor([tokens_of(model, text)]), **model.processor(images=[IMAGE])}
-        same = expected.generate(inputs, max_new_tokens=12, logprobs=0)
-        assert results(found) == results(same)
+        assert results(found) == results(expected.generate(inputs, max_new_tokens=12, logprobs=0))
+
+
+@pytest.mark.parametrize("family", sample(ALL, always=lambda family: family in ("gemma4_unified", "mistral3")))
+def test_rows_and_texts_are_those_of_the_checkpoint(family, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "pace"):
+        check_pair(tmp_path, family)
     assert "ignored" not in caplog.text and "mmproj" not in caplog.text
+
+
+OTHER_FIELDS = [
+    ("gemma4", {"text_config": {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 99,
+                                "use_bidirectional_attention": None}}),
+    ("gemma4", {"vision_config": {"use_clipped_linears": False, "standardize": False}}),
+    ("internvl", {"vision_config": {"norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": False}}),
+    ("internvl", {"text_config": {"model_type": "qwen3", "head_dim": 8}}),
+    ("lfm2_vl", {"projector_use_layernorm": False, "projector_bias": False}),
+    ("llava", {"text_config": {"model_type": "qwen2"}}),
+    ("mistral3", {"multimodal_projector_bias": True}),
+    ("paddleocr_vl", {"vision_config": {"image_size": 32}}),
+]  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("family", "fields"), OTHER_FIELDS)
+def test_other_configs(family, fields, tmp_path):
+    """What a file says by having a tensor or not, or by the shape of one."""
+    check_pair(tmp_path, family, **fields)
 
 
 @pytest.mark.parametrize("types", ["F16", pytest.param("BF16", marks=pytest.mark.rotates), "Q8_0"])
@@ -74,25 +100,28 @@ def test_other_types_of_weights(types, tmp_path):
     assert 0 < error < 6 * 2 / 127 if types == "Q8_0" else error < 1e-6, error
 
 
-def test_settings_of_processors(tmp_path):
+SETTINGS = {
+    "gemma3": {"size": 32, "mm_tokens_per_image": 4},
+    "idefics3": {"size": 96, "max_image_size": 32},
+    "internvl": {"size": 32, "max_patches": 6},
+    "lfm2_vl": {"encoder_patch_size": 4, "min_image_tokens": 64, "max_image_tokens": 256},
+    "llava": {"size": 32, "crop_size": (32, 32)},
+    "mistral3": {"size": (32, 32), "patch": 4, "merge": 2},
+    "paddleocr_vl": {"min_pixels": 64, "max_pixels": 4096, "merge_size": 2},
+}
+
+
+@pytest.mark.parametrize("family", sample(list(SETTINGS), always=lambda family: family == "idefics3"))
+def test_settings_of_processors(family, tmp_path):
     """They come from the file, and from the family's published checkpoints."""
-    for family, wanted in {
-        "gemma3": {"size": 32, "mm_tokens_per_image": 4},
-        "idefics3": {"size": 96, "max_image_size": 32},
-        "internvl": {"size": 32, "max_patches": 6},
-        "lfm2_vl": {"encoder_patch_size": 4, "min_image_tokens": 64, "max_image_tokens": 256},
-        "llava": {"size": 32, "crop_size": (32, 32)},
-        "mistral3": {"size": (32, 32), "patch": 4, "merge": 2},
-        "paddleocr_vl": {"min_pixels": 64, "max_pixels": 4096, "merge_size": 2},
-    }.items():
-        _, path, mmproj = save_pair(tmp_path / family, family)
-        with GgufCheckpoint(path) as reader:
-            reader.add_towers(mmproj)
-            towers = reader.towers
-        read = lambda section, towers=towers: (towers.settings[section], "file")
-        processor = make_processors(towers.config["architectures"][0], towers.config, read).image
-        assert {name: getattr(processor, name) for name in wanted} == wanted
-        assert (list(processor.image_mean), list(processor.image_std)) == STATISTICS
+    _, path, mmproj = save_pair(tmp_path, family)
+    with GgufCheckpoint(path) as reader:
+        reader.add_towers(mmproj)
+        towers = reader.towers
+    read = lambda section: (towers.settings[section], "file")
+    processor = make_processors(towers.config["architectures"][0], towers.config, read).image
+    assert {name: getattr(processor, name) for name in SETTINGS[family]} == SETTINGS[family]
+    assert [list(processor.image_mean), list(processor.image_std)] == list(STATISTICS)
 
 
 def test_a_vocabulary_without_the_placeholder(tmp_path):

@@ -1,4 +1,5 @@
-"""mmproj files of Qwen's families, and which file is used: a pair with the GGUF file of a model gives the rows and texts of the checkpoint that both come from."""
+"""mmproj files of Qwen's families, and which file is used. A pair with the GGUF file of a model gives the rows and
+texts of the checkpoint that both come from."""
 
 from __future__ import annotations
 

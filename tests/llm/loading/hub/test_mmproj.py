@@ -25,8 +25,8 @@ def repository(hub, tmp_path, monkeypatch):
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     _, model, mmproj = save_pair(tmp_path / "pair", "qwen3_vl")
-    save_tiny(tmp_path / "llama", "llama", {})
-    write_gguf(tmp_path / "llama", tmp_path / "llama.gguf")
+    save_tiny(tmp_path / "olmo2", "olmo2", {})
+    write_gguf(tmp_path / "olmo2", tmp_path / "olmo2.gguf")
     towers = mmproj.read_bytes()
     hub.repos |= {
         "org/vl-GGUF": {
@@ -34,7 +34,7 @@ def repository(hub, tmp_path, monkeypatch):
             "mmproj-F32.gguf": towers,
             "mmproj-F16.gguf": towers,
         },
-        "org/llama-GGUF": {"llama-Q4_K_M.gguf": (tmp_path / "llama.gguf").read_bytes(), "mmproj-F16.gguf": towers},
+        "org/olmo-GGUF": {"olmo-Q4_K_M.gguf": (tmp_path / "olmo2.gguf").read_bytes(), "mmproj-F16.gguf": towers},
     }
     return hub, mmproj
 
@@ -58,4 +58,4 @@ def test_it_is_downloaded_with_the_model(repository):
 
 def test_a_model_of_text_needs_none(repository):
     hub, _ = repository
-    assert kinds("org/llama-GGUF") == [] and hub.downloads == ["llama-Q4_K_M.gguf"]
+    assert kinds("org/olmo-GGUF") == [] and hub.downloads == ["olmo-Q4_K_M.gguf"]
