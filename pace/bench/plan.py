@@ -17,7 +17,7 @@ from pace.bench.costs import Costs
 from pace.bench.limits import Limits
 from pace.bench.prediction import efficiencies, predict
 from pace.bench.sample import Prompts, Sample
-from pace.bench.towers import IMAGE_TOKENS, Encoding, TowerPlan
+from pace.bench.towers import IMAGE_TOKENS, Encoding, TowerPlan, encodings_of
 from pace.llm.cache.state_cache import num_slots_of
 from pace.llm.engine.media import MEDIA_CACHE_BYTES
 from pace.llm.layers.linear import OutOfRange
@@ -140,7 +140,7 @@ def plan(
     encodings: list[Encoding] | None = None
     for name, dtype in _ways(model, quantization, checkpoint):
         if encodings is None:  # a checkpoint may lack towers
-            encodings = [Encoding(tower, image_tokens) for tower in model.towers]
+            encodings = list(encodings_of(model.towers, image_tokens))
         kv_dtype = parse_kv_cache_dtype(kv_cache_dtype, dtype)
         costs = Costs.of(model, dtype, kv_dtype)
         limits = limits if isinstance(limits, Limits) else limits()

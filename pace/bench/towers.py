@@ -3,9 +3,10 @@ prediction, the runs of its slices are recorded instead of computed."""
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,13 +20,13 @@ from pace.bench.prediction import efficiency
 from pace.llm.layers import Attention, Linear, Vectors
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.towers.tower import Slice, Tower
-from pace.llm.processors.qwen_audio import CHUNK_TOKENS
+from pace.media.media import Media
 from pace.ops import native
+
+logger = logging.getLogger("pace")
 
 IMAGE_TOKENS = 1280
 """Default limit of an image's tokens, as in `ServeOptions`."""
-CLIP_TOKENS = 60 * CHUNK_TOKENS
-"""Tokens of a minute of sound."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Encoding:
             if isinstance(child, Vectors):  # a table that `encode` reads
                 child.allocate(native, torch.float32)
         self.runs: list[Run] = []
-        media = tower.blank(image_tokens if tower.kind == "image" else CLIP_TOKENS)
+        media = blank(tower, image_tokens)
         self.num_tokens = media.num_tokens
         self.first_bytes = 0
         """Bytes of the first rows, which are kept until the end."""
@@ -157,9 +158,23 @@ class Encoding:
         return result
 
 
+def encodings_of(towers: Iterable[Tower], image_tokens: int) -> Iterator[Encoding]:
+    """Yields the encoding of each tower. One that makes no blank media is left out, with a warning."""
+    for tower in towers:
+        try:
+            yield Encoding(tower, image_tokens)
+        except NotImplementedError as error:
+            logger.warning("the encoding by this tower is left out: %s", error)
+
+
+def blank(tower: Tower, image_tokens: int) -> Media:
+    """An image of this number of tokens, or a clip of a minute."""
+    return tower.blank(60 * tower.rows_a_second or image_tokens)
+
+
 def encode_seconds(runner: Any, tower: Tower, image_tokens: int) -> float:
     """Seconds of an encoding with a runner of the tower's model."""
-    media = tower.blank(image_tokens if tower.kind == "image" else CLIP_TOKENS)
+    media = blank(tower, image_tokens)
     started = time.perf_counter()
     for _ in runner.encode(media):
         pass
@@ -172,8 +187,8 @@ def measure_towers(
     """Times the encoding of an image and of a clip by each tower of a loaded model, after a warm-up. The machine's
     limits are measured before and after each run."""
     results = []
-    for tower in runner.towers:
-        encoding = Encoding(tower, image_tokens)
+    for encoding in encodings_of(runner.towers, image_tokens):
+        tower = encoding.tower
         encode_seconds(runner, tower, image_tokens)
         found = []
         for _ in range(repeats):

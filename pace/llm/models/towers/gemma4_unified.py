@@ -11,6 +11,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -127,6 +128,7 @@ class Gemma4UnifiedAudioTower(Tower):
     """Every frame of samples is a row of its own."""
 
     kind = "audio"
+    rows_a_second = 25
     prefix = "embed_audio."
     input_names = ("input_features", "input_features_mask")
 
@@ -158,6 +160,10 @@ class Gemma4UnifiedAudioTower(Tower):
                 f"{list(mask.shape)}"
             )
         return [self._media(*pair, index) for index, pair in enumerate(zip(features, mask.bool(), strict=True))]
+
+    def blank(self, num_tokens: int) -> Media:
+        features = np.zeros((num_tokens, self.config.audio_embed_dim), np.float32)
+        return Media("audio", features, None, num_tokens, b"")
 
     def _media(self, features: Tensor, mask: Tensor, index: int) -> Media:
         if not mask.any():

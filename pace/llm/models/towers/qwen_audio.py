@@ -198,6 +198,7 @@ class QwenAudioTower(Tower):
     """The tower of Qwen3-Omni. A clip below a second is one chunk of its own length."""
 
     kind = "audio"
+    rows_a_second = CHUNK_TOKENS
     prefix = "audio_tower."
     input_names = ("input_features", "feature_attention_mask")
     projector_names: ClassVar[tuple[str, str]] = ("audio_tower.proj1", "audio_tower.proj2")

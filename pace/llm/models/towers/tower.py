@@ -53,6 +53,8 @@ class Tower(Layer):
     """Id of the token that stands for each of its rows in a prompt."""
     width: int
     """Floats of a row."""
+    rows_a_second: int = 0
+    """Rows of a second of sound; 0 for images."""
     unused: tuple[str, ...] = ()
     """Regular expressions of tensors in checkpoints that it does not need."""
 
@@ -69,7 +71,7 @@ class Tower(Layer):
         """A medium of zeros, to predict or measure its encoding. It is the largest of at most this number of tokens, or
         the smallest if all have more. An image is nearly a square. Raises NotImplementedError for a tower without
         it."""
-        raise NotImplementedError(f"the size of an image for {type(self).__name__} is not known without its pixels")
+        raise NotImplementedError(f"{type(self).__name__} makes no blank media")
 
     def angle_offsets(self, media: Media) -> tuple[np.ndarray, int]:
         """Positions `[3, num_tokens]` of a medium's rows in time, height and width, counted from its first one, and the
