@@ -6,7 +6,6 @@ convolution over time follows. Source: `modeling_gemma4.py` of transformers.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from pace.llm.models.towers.parts import RowLinear
 from pace.llm.models.towers.qwen_audio import Convolution, ConvolutionMatrix
 from pace.llm.models.towers.tower import RunSlice, Slice, Tower, rows_batch
 from pace.llm.models.towers.vision_config import MAX_SIZE, VisionConfig
-from pace.media.media import Media
+from pace.media.media import Media, digest_of
 from pace.ops.experts import Clamp
 from pace.ops.protocol import ForwardOps
 
@@ -320,9 +319,7 @@ class Gemma4AudioTower(Tower):
         return run(self.projector, rows_batch(run(self.exit, rows_batch(x), ())), ())
 
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
-        if missing := [name for name in self.input_names if inputs.get(name) is None]:
-            raise ValueError(f"sound is given as {' and '.join(self.input_names)}; {missing[0]} is missing")
-        features, mask = (torch.as_tensor(inputs[name]) for name in self.input_names)
+        features, mask = self.arrays_of(inputs)
         bands = self.config.num_bands
         if not features.is_floating_point() or features.ndim != 3 or features.shape[2] != bands:
             raise ValueError(
@@ -340,9 +337,8 @@ class Gemma4AudioTower(Tower):
         if not frames or not mask[:frames].all():
             raise ValueError(f"{self.input_names[1]} of clip {index} must be ones, and then zeros")
         found = features[:frames].detach().float().cpu().contiguous().numpy()
-        digest = hashlib.sha256(f"frames {found.shape} ".encode())
-        digest.update(found)
-        return Media("audio", found, None, -(-frames // 4), digest.digest())
+        digest = digest_of(f"frames {found.shape} ", found)
+        return Media("audio", found, None, -(-frames // 4), digest)
 
 
 def sinusoids(farthest: int, size: int) -> Tensor:

@@ -6,7 +6,6 @@ Source: `modeling_gemma4_unified.py` of transformers.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,7 +22,7 @@ from pace.llm.models.towers.gemma4_vision import CHANNELS, INPUT_NAMES, blank_im
 from pace.llm.models.towers.parts import RowLinear
 from pace.llm.models.towers.tower import RunSlice, Slice, Tower, rows_batch
 from pace.llm.models.towers.vision_config import MAX_SIZE, VisionConfig
-from pace.media.media import Media
+from pace.media.media import Media, digest_of
 from pace.ops.protocol import ForwardOps
 
 EPS = 1e-5
@@ -107,7 +106,6 @@ class Gemma4UnifiedTower(Tower):
         return read_grids(inputs, config.patch_elements, 1, config.mm_posemb_size)
 
     def blank(self, num_tokens: int) -> Media:
-        """An image of zeros, nearly a square, with at most this number of tokens."""
         return blank_image(num_tokens, self.config.patch_elements, 1)
 
 
@@ -146,9 +144,7 @@ class Gemma4UnifiedAudioTower(Tower):
         return run(self.rows, rows_batch(torch.from_numpy(media.features)), ())
 
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
-        if missing := [name for name in self.input_names if inputs.get(name) is None]:
-            raise ValueError(f"sound is given as {' and '.join(self.input_names)}; {missing[0]} is missing")
-        features, mask = (torch.as_tensor(inputs[name]) for name in self.input_names)
+        features, mask = self.arrays_of(inputs)
         size = self.config.audio_embed_dim
         if not features.is_floating_point() or features.ndim != 3 or features.shape[2] != size:
             raise ValueError(
@@ -169,6 +165,5 @@ class Gemma4UnifiedAudioTower(Tower):
         if not mask.any():
             raise ValueError(f"{self.input_names[1]} of clip {index} has no ones")
         found = features[mask].detach().float().cpu().contiguous().numpy()
-        digest = hashlib.sha256(f"frames {found.shape} ".encode())
-        digest.update(found)
-        return Media("audio", found, None, len(found), digest.digest())
+        digest = digest_of(f"frames {found.shape} ", found)
+        return Media("audio", found, None, len(found), digest)
