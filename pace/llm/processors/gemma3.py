@@ -11,27 +11,15 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from pace.llm.models.model_config import count, declared
+from pace.llm.models.model_config import count
 from pace.llm.models.towers.siglip import Gemma3VisionConfig
-from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, limit_of
+from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, limit_of, square
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.patches import normalised, resize
 from pace.naming import counted
 
 BEGIN, END = "<start_of_image>", "<end_of_image>"
-
-
-def square(default: int) -> Any:
-    """The sides of an image, as one number or as equal height and width."""
-
-    def read(value: Any) -> int:
-        sides = list(value.values()) if isinstance(value, dict) and value.keys() == {"height", "width"} else [value] * 2
-        if sides[0] != sides[1] or type(sides[0]) is not int or not 1 <= sides[0] <= 1 << 14:
-            raise ValueError(f"an object with equal height and width in 1..{1 << 14}")
-        return sides[0]
-
-    return declared(default, read)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +35,7 @@ class Gemma3ImageProcessor(ImageProcessor):
     }
 
     resample: int = count(2, 5, 0)
-    size: int = square(224)
+    size: int = square(224, 1 << 14)
     """Height and width in pixels."""
     mm_tokens_per_image: int = 256
     """Tokens of every image."""

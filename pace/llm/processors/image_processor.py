@@ -44,6 +44,18 @@ def backends(*names: str) -> dict[str, tuple]:
     return {"image_processor_type": tuple(f"{name}{backend}" for name in names for backend in ("", "Fast", "Pil"))}
 
 
+def square(default: int, maximum: int) -> Any:
+    """A field with the sides of a square in pixels, as one number or as equal height and width."""
+
+    def read(value: Any) -> int:
+        sides = list(value.values()) if isinstance(value, dict) and value.keys() == {"height", "width"} else [value] * 2
+        if sides[0] != sides[1] or type(sides[0]) is not int or not 1 <= sides[0] <= maximum:
+            raise ValueError(f"an object with equal height and width in 1..{maximum}")
+        return sides[0]
+
+    return declared(default, read)
+
+
 def channels(default: tuple[float, float, float], low: float) -> Any:
     """A field with one number for each channel; a single number counts for all three."""
 

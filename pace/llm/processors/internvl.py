@@ -11,9 +11,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pace.llm.models.model_config import count, declared
+from pace.llm.models.model_config import count
 from pace.llm.models.towers.internvl import InternVLVisionConfig
-from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, channels, limit_of
+from pace.llm.processors.image_processor import (
+    ONLY,
+    WITHOUT_EFFECT,
+    ImageProcessor,
+    backends,
+    channels,
+    limit_of,
+    square,
+)
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.patches import cut_tiles, normalised, resize
@@ -28,18 +36,6 @@ Grid = tuple[int, int]
 """Columns and rows of tiles."""
 
 
-def square(default: int) -> Any:
-    """An object with two equal sides in pixels."""
-
-    def read(value: Any) -> int:
-        sides = [value.get("height"), value.get("width")] if isinstance(value, dict) and len(value) == 2 else [None]
-        if any(type(one) is not int or not 1 <= one <= MAX_SIDE for one in sides) or len(set(sides)) > 1:
-            raise ValueError(f"an object with height and width, two equal integers in 1..{MAX_SIDE}")
-        return sides[0]
-
-    return declared(default, read)
-
-
 @dataclass(frozen=True, kw_only=True)
 class InternVLImageProcessor(ImageProcessor):
     """Processor with the settings of one checkpoint. `for_model` adds the number of tokens of a tile."""
@@ -51,7 +47,7 @@ class InternVLImageProcessor(ImageProcessor):
     without_effect: ClassVar[frozenset[str]] = WITHOUT_EFFECT | {"crop_to_patches"}
     """InternVLProcessor cuts images into tiles also where `crop_to_patches` is false."""
 
-    size: int = square(384)
+    size: int = square(384, MAX_SIDE)
     """Side of a tile in pixels."""
     min_patches: int = count(1, MAX_TILES)
     max_patches: int = count(12, MAX_TILES)

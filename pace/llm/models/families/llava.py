@@ -35,12 +35,12 @@ def read_llava_vision(raw: dict[str, Any]) -> SiglipVisionConfig:
     """Reads `vision_config`. Raises ValueError or NotImplementedError that names the field."""
     fields = raw["vision_config"]
     kind = fields.get("model_type", "clip_vision_model") if isinstance(fields, dict) else "clip_vision_model"
-    if kind not in TOWERS:
+    if str(kind) not in TOWERS:
         raise NotImplementedError(
             f"config.json: vision_config.model_type = {shown(kind)} is not implemented for Llava; implemented: "
             f"{', '.join(TOWERS)}"
         )
-    return TOWERS[kind][0].read(fields)
+    return TOWERS[str(kind)][0].read(fields)
 
 
 @dataclass(frozen=True, kw_only=True)
