@@ -7,7 +7,7 @@ convolution over time follows. Source: `modeling_gemma4.py` of transformers.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -319,18 +319,8 @@ class Gemma4AudioTower(Tower):
         return run(self.projector, rows_batch(run(self.exit, rows_batch(x), ())), ())
 
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
-        features, mask = self.arrays_of(inputs)
-        bands = self.config.num_bands
-        if not features.is_floating_point() or features.ndim != 3 or features.shape[2] != bands:
-            raise ValueError(
-                f"input_features must be floats [clips, frames, {bands}]; got {features.dtype} {list(features.shape)}"
-            )
-        if mask.shape != features.shape[:2]:
-            raise ValueError(
-                f"{self.input_names[1]} must be [clips, frames] of input_features, {list(features.shape[:2])}; got "
-                f"{list(mask.shape)}"
-            )
-        return [self._media(*pair, index) for index, pair in enumerate(zip(features, mask.bool(), strict=True))]
+        clips = read_clips(*self.arrays_of(inputs), self.config.num_bands)
+        return [self._media(*clip, index) for index, clip in enumerate(clips)]
 
     def _media(self, features: Tensor, mask: Tensor, index: int) -> Media:
         frames = int(mask.sum())
@@ -347,3 +337,18 @@ def sinusoids(farthest: int, size: int) -> Tensor:
     frequencies = torch.exp(torch.arange(half) * -(math.log(10000.0) / max(half - 1, 1)))
     angles = torch.arange(farthest, -1, -1)[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], 1)
+
+
+def read_clips(features: Tensor, mask: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The frames `[N, k]` of each clip, and bool `[N]`, from `input_features` and `input_features_mask`. Raises
+    ValueError for arrays of another form."""
+    if not features.is_floating_point() or features.ndim != 3 or features.shape[2] != k:
+        raise ValueError(
+            f"input_features must be floats [clips, frames, {k}]; got {features.dtype} {list(features.shape)}"
+        )
+    if mask.shape != features.shape[:2]:
+        raise ValueError(
+            f"input_features_mask must be [clips, frames] of input_features, {list(features.shape[:2])}; got "
+            f"{list(mask.shape)}"
+        )
+    return zip(features, mask.bool())

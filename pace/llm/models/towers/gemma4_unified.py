@@ -18,6 +18,7 @@ from pace.batch import ForwardBatch
 from pace.llm.layers import FloatLinear, LayerNorm, TensorSource, UnitNorm, Vectors
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.model_config import count, number
+from pace.llm.models.towers.gemma4_audio import read_clips
 from pace.llm.models.towers.gemma4_vision import CHANNELS, INPUT_NAMES, blank_image, places, read_grids
 from pace.llm.models.towers.parts import RowLinear
 from pace.llm.models.towers.tower import RunSlice, Slice, Tower, rows_batch
@@ -144,18 +145,8 @@ class Gemma4UnifiedAudioTower(Tower):
         return run(self.rows, rows_batch(torch.from_numpy(media.features)), ())
 
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
-        features, mask = self.arrays_of(inputs)
-        size = self.config.audio_embed_dim
-        if not features.is_floating_point() or features.ndim != 3 or features.shape[2] != size:
-            raise ValueError(
-                f"input_features must be floats [clips, frames, {size}]; got {features.dtype} {list(features.shape)}"
-            )
-        if mask.shape != features.shape[:2]:
-            raise ValueError(
-                f"{self.input_names[1]} must be [clips, frames] of input_features, {list(features.shape[:2])}; got "
-                f"{list(mask.shape)}"
-            )
-        return [self._media(*pair, index) for index, pair in enumerate(zip(features, mask.bool(), strict=True))]
+        clips = read_clips(*self.arrays_of(inputs), self.config.audio_embed_dim)
+        return [self._media(*clip, index) for index, clip in enumerate(clips)]
 
     def blank(self, num_tokens: int) -> Media:
         features = np.zeros((num_tokens, self.config.audio_embed_dim), np.float32)
