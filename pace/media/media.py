@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,8 @@ class Media:
     kind: str
     """"image" or "audio"."""
     features: np.ndarray
-    """float32. An image: patches `[N, K]` in the tower's order. Sound: the log-mel spectrogram `[mels, frames]`."""
+    """float32. An image: patches `[N, K]` in the tower's order, or the pixels of tiles `[T, 3, H, W]`. Sound: a log-mel
+    spectrogram `[mels, frames]`, or frames `[N, K]`."""
     grid: tuple[int, int, int] | None
     """Frames or tiles of an image, and rows and columns of the patches of each; None for sound."""
     num_tokens: int
@@ -52,6 +54,13 @@ class Media:
     def __post_init__(self) -> None:
         if not self.runs:
             object.__setattr__(self, "runs", (self.num_tokens,))
+
+
+def digest_of(about: str, contents: bytes | np.ndarray) -> bytes:
+    """SHA-256 of pixels, samples or features, and of what else decides about them."""
+    digest = hashlib.sha256(about.encode())
+    digest.update(contents)
+    return digest.digest()
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Log-mel spectrograms of speech, with the bits of transformers' Whisper front end."""
+"""Log-mel spectrograms of speech, with the bits of transformers' front ends of Whisper and Gemma 4."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ square of `patch_size * pooling_kernel_size` pixels. Tokens for its beginning an
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +16,10 @@ import numpy as np
 from pace.llm.models.model_config import count, declared, flag
 from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedVisionConfig
 from pace.llm.models.towers.gemma4_vision import Gemma4VisionConfig
-from pace.llm.processors.image_processor import ImageProcessor, channels
+from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, channels, limit_of
 from pace.media.images import image_size, load_rgb, open_source
-from pace.media.media import Layout, Media, MediaError
-from pace.media.patches import level_table, resize
+from pace.media.media import Layout, Media, MediaError, digest_of
+from pace.media.patches import level_table, make_pixel_patches, resize
 
 BUDGETS = (70, 140, 280, 560, 1120)
 """Maximum numbers of tokens that the models are trained for."""
@@ -42,19 +41,8 @@ class Gemma4ImageProcessor(ImageProcessor):
     token: ClassVar[str] = "<|image|>"
     marker: ClassVar[str] = token
     placeholder: ClassVar[str] = token
-    only: ClassVar[Mapping[str, tuple]] = {
-        "image_processor_type": ("Gemma4ImageProcessor", "Gemma4ImageProcessorFast", "Gemma4ImageProcessorPil"),
-        "do_convert_rgb": (True,),
-        "do_resize": (True,),
-        "do_rescale": (True,),
-        "do_center_crop": (False,),
-        "do_pad": (False,),
-        "input_data_format": (),
-    }
-    without_effect: ClassVar[frozenset[str]] = frozenset(
-        """processor_class auto_map crop_size pad_size size data_format default_to_square device return_tensors
-        disable_grouping image_seq_length _valid_processor_keys""".split()
-    )
+    only: ClassVar[Mapping[str, tuple]] = ONLY | backends("Gemma4ImageProcessor")
+    without_effect: ClassVar[frozenset[str]] = WITHOUT_EFFECT | {"size"}
 
     patch_size: int = count(16, 512)
     pooling_kernel_size: int = count(3, 64)
@@ -109,17 +97,13 @@ class Gemma4ImageProcessor(ImageProcessor):
         height, width = size = self.target_size(*image_size(opened), max_tokens)
         image = load_rgb(opened)
         pixels = resize(image, *size, self.resample)
-        digest = hashlib.sha256(repr((self, image.size, size)).encode())
-        digest.update(image.tobytes())
-        values = np.stack([self.table[channel][pixels[..., channel]] for channel in range(3)], -1)
-        rows, columns, unit = height // self.unit, width // self.unit, self.unit
-        patches = values.reshape(rows, unit, columns, unit, 3).swapaxes(1, 2).reshape(rows * columns, -1)
+        digest = digest_of(repr((self, image.size, size)), image.tobytes())
         return Media(
             kind=self.kind,
-            features=patches,
-            grid=(1, rows, columns),
+            features=make_pixel_patches(pixels, self.table, self.unit),
+            grid=(1, height // self.unit, width // self.unit),
             num_tokens=self.tokens_of(size),
-            digest=digest.digest(),
+            digest=digest,
         )
 
     def layout(self, source: Any, max_tokens: int | None = None) -> Layout:
@@ -145,12 +129,8 @@ class Gemma4ImageProcessor(ImageProcessor):
     def target_size(self, height: int, width: int, max_tokens: int | None = None) -> tuple[int, int]:
         """Height and width after the resize. `max_tokens` chooses the largest of `BUDGETS` that is not above it; below
         all of them, it is the budget itself. Raises MediaError for an image that is too long and thin."""
-        limit = self.max_soft_tokens
-        if max_tokens is not None:
-            if max_tokens < 1:
-                raise ValueError(f"max_tokens must be at least 1; got {max_tokens}")
-            if max_tokens < limit:
-                limit = max((tokens for tokens in BUDGETS if tokens <= max_tokens), default=max_tokens)
+        limit = min(self.max_soft_tokens, limit_of(max_tokens))
+        limit = max((tokens for tokens in BUDGETS if tokens <= limit), default=limit)
         size = fitted(height, width, self.factor, limit)
         if max(size) // self.unit > self.max_side:
             raise MediaError(
@@ -164,9 +144,7 @@ class Gemma4ImageProcessor(ImageProcessor):
 class Gemma4UnifiedImageProcessor(Gemma4ImageProcessor):
     """The processor of the 12B: a patch is a token."""
 
-    only: ClassVar[Mapping[str, tuple]] = Gemma4ImageProcessor.only | {
-        "image_processor_type": ("Gemma4UnifiedImageProcessor", "Gemma4UnifiedImageProcessorFast")
-    }
+    only: ClassVar[Mapping[str, tuple]] = ONLY | backends("Gemma4UnifiedImageProcessor")
 
     @staticmethod
     def read_tower(fields: Any) -> Any:

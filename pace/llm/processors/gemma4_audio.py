@@ -3,7 +3,6 @@ transformers. A token is 40 ms of sound."""
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy as np
 
 from pace.llm.models.model_config import count, number
 from pace.llm.processors.settings import read_settings
-from pace.media.media import Layout, Media, MediaError
+from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.mel import SAMPLING_RATE, log_mel_of_magnitudes
 from pace.media.sound import SoundSource, open_sound
 from pace.naming import counted, shown
@@ -59,9 +58,8 @@ class Gemma4Sound:
         sound = open_sound(source, SAMPLING_RATE)
         num_tokens = self._tokens(sound.num_samples(SAMPLING_RATE), max_tokens)
         samples = sound.samples(SAMPLING_RATE)
-        digest = hashlib.sha256(f"{self!r} {len(samples)} ".encode())
-        digest.update(samples)
-        return Media("audio", self.frames(samples), None, num_tokens, digest.digest())
+        digest = digest_of(f"{self!r} {len(samples)} ", samples)
+        return Media("audio", self.frames(samples), None, num_tokens, digest)
 
     def layout(self, source: SoundSource, max_tokens: int | None = None) -> Layout:
         """The text of a clip, from its header alone. Raises as `prepare`."""

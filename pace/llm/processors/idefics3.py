@@ -5,7 +5,6 @@ tiles are followed by the whole image, shrunk to one tile."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +14,9 @@ import numpy as np
 
 from pace.llm.models.model_config import count, declared, flag
 from pace.llm.models.towers.idefics3 import Idefics3VisionConfig
-from pace.llm.processors.image_processor import ImageProcessor, limit_of
+from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, limit_of
 from pace.media.images import image_size, load_rgb, open_source
-from pace.media.media import Layout, Media, MediaError
+from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.patches import cut_tiles, normalised, resize
 from pace.naming import counted
 
@@ -62,23 +61,10 @@ class Idefics3ImageProcessor(ImageProcessor):
     token: ClassVar[str] = "<image>"
     marker: ClassVar[str] = token
     placeholder: ClassVar[str] = token
-    only: ClassVar[Mapping[str, tuple]] = {
-        "image_processor_type": (
-            *("Idefics3ImageProcessor", "Idefics3ImageProcessorFast"),
-            *("SmolVLMImageProcessor", "SmolVLMImageProcessorFast"),
-        ),
-        "do_convert_rgb": (True,),
-        "do_resize": (True,),
-        "do_rescale": (True,),
-        "do_normalize": (True,),
-        "do_pad": (True,),
-        "do_center_crop": (False,),
-        "input_data_format": (),
-    }
-    without_effect: ClassVar[frozenset[str]] = frozenset(
-        """processor_class auto_map crop_size pad_size data_format default_to_square device return_tensors
-        disable_grouping return_row_col_info video_sampling _valid_processor_keys""".split()
+    only: ClassVar[Mapping[str, tuple]] = (
+        ONLY | backends("Idefics3ImageProcessor", "SmolVLMImageProcessor") | {"do_pad": (True,)}
     )
+    without_effect: ClassVar[frozenset[str]] = WITHOUT_EFFECT | {"return_row_col_info", "video_sampling"}
 
     resample: int = count(1, 5, 0)
     size: int = longest_edge(4 * 364)
@@ -111,8 +97,7 @@ class Idefics3ImageProcessor(ImageProcessor):
         opened = open_source(source)
         tiling = self.tiling(*image_size(opened), max_tokens)
         image, tile = load_rgb(opened), self.max_image_size
-        digest = hashlib.sha256(repr((self, image.size, tiling)).encode())
-        digest.update(image.tobytes())
+        digest = digest_of(repr((self, image.size, tiling)), image.tobytes())
         for height, width in tiling.sizes:
             image = image.resize((width, height), self.resample)
         levels = resize(image, tile, tile, self.resample)[None]
@@ -123,7 +108,7 @@ class Idefics3ImageProcessor(ImageProcessor):
             features=normalised(levels, self.table),
             grid=(tiling.num_tiles, self.tile_patches, self.tile_patches),
             num_tokens=tiling.num_tiles * self.image_seq_len,
-            digest=digest.digest(),
+            digest=digest,
             runs=(self.image_seq_len,) * tiling.num_tiles,
         )
 

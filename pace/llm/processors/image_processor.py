@@ -13,6 +13,21 @@ from pace.llm.models.model_config import count, declared, number, read_number
 from pace.llm.processors.settings import read_settings
 from pace.media.patches import level_table
 
+ONLY: dict[str, tuple] = {
+    "do_convert_rgb": (True,),
+    "do_resize": (True,),
+    "do_rescale": (True,),
+    "do_normalize": (True,),
+    "do_center_crop": (False,),
+    "do_pad": (False,),
+    "input_data_format": (),
+}
+"""Settings that most families only have with these values."""
+WITHOUT_EFFECT = frozenset(
+    """processor_class auto_map crop_size pad_size data_format default_to_square device return_tensors
+    disable_grouping image_seq_length _valid_processor_keys""".split()
+)
+"""Settings that change nothing, unless a family has a field of that name."""
 NO_LIMIT = 1 << 60
 """More tokens than any image has."""
 
@@ -22,6 +37,23 @@ def limit_of(max_tokens: int | None) -> int:
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1; got {max_tokens}")
     return NO_LIMIT if max_tokens is None else max_tokens
+
+
+def backends(*names: str) -> dict[str, tuple]:
+    """The setting `image_processor_type`: processors of transformers with these names, of any backend."""
+    return {"image_processor_type": tuple(f"{name}{backend}" for name in names for backend in ("", "Fast", "Pil"))}
+
+
+def square(default: int, maximum: int) -> Any:
+    """A field with the sides of a square in pixels, as one number or as equal height and width."""
+
+    def read(value: Any) -> int:
+        sides = list(value.values()) if isinstance(value, dict) and value.keys() == {"height", "width"} else [value] * 2
+        if sides[0] != sides[1] or type(sides[0]) is not int or not 1 <= sides[0] <= maximum:
+            raise ValueError(f"an object with equal height and width in 1..{maximum}")
+        return sides[0]
+
+    return declared(default, read)
 
 
 def channels(default: tuple[float, float, float], low: float) -> Any:
@@ -46,9 +78,9 @@ class ImageProcessor:
     preprocessor_config.json."""
 
     kind: ClassVar[str] = "image"
-    only: ClassVar[Mapping[str, tuple]] = {}
+    only: ClassVar[Mapping[str, tuple]] = ONLY
     """Settings that are only implemented for these values."""
-    without_effect: ClassVar[Collection[str]] = frozenset()
+    without_effect: ClassVar[Collection[str]] = WITHOUT_EFFECT
     """Settings that change nothing for an image of the family."""
 
     resample: int = count(3, 5, 0)

@@ -5,19 +5,26 @@ image, stretched to one tile, unless the grid is a single tile."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from pace.llm.models.model_config import count, declared
+from pace.llm.models.model_config import count
 from pace.llm.models.towers.internvl import InternVLVisionConfig
-from pace.llm.processors.image_processor import ImageProcessor, channels, limit_of
+from pace.llm.processors.image_processor import (
+    ONLY,
+    WITHOUT_EFFECT,
+    ImageProcessor,
+    backends,
+    channels,
+    limit_of,
+    square,
+)
 from pace.media.images import image_size, load_rgb, open_source
-from pace.media.media import Layout, Media, MediaError
-from pace.media.patches import normalised, resize
+from pace.media.media import Layout, Media, MediaError, digest_of
+from pace.media.patches import cut_tiles, normalised, resize
 from pace.naming import counted
 
 MAX_TILES = 256
@@ -29,18 +36,6 @@ Grid = tuple[int, int]
 """Columns and rows of tiles."""
 
 
-def square(default: int) -> Any:
-    """An object with two equal sides in pixels."""
-
-    def read(value: Any) -> int:
-        sides = [value.get("height"), value.get("width")] if isinstance(value, dict) and len(value) == 2 else [None]
-        if any(type(one) is not int or not 1 <= one <= MAX_SIDE for one in sides) or len(set(sides)) > 1:
-            raise ValueError(f"an object with height and width, two equal integers in 1..{MAX_SIDE}")
-        return sides[0]
-
-    return declared(default, read)
-
-
 @dataclass(frozen=True, kw_only=True)
 class InternVLImageProcessor(ImageProcessor):
     """Processor with the settings of one checkpoint. `for_model` adds the number of tokens of a tile."""
@@ -48,23 +43,11 @@ class InternVLImageProcessor(ImageProcessor):
     token: ClassVar[str] = "<IMG_CONTEXT>"
     marker: ClassVar[str] = token
     placeholder: ClassVar[str] = "<IMG_CONTEXT>\n"
-    only: ClassVar[Mapping[str, tuple]] = {
-        "image_processor_type": ("GotOcr2ImageProcessor", "GotOcr2ImageProcessorFast"),
-        "do_convert_rgb": (True,),
-        "do_resize": (True,),
-        "do_rescale": (True,),
-        "do_normalize": (True,),
-        "do_center_crop": (False,),
-        "do_pad": (False,),
-        "input_data_format": (),
-    }
-    without_effect: ClassVar[frozenset[str]] = frozenset(
-        """processor_class auto_map crop_size crop_to_patches pad_size data_format default_to_square device
-        return_tensors disable_grouping image_seq_length _valid_processor_keys""".split()
-    )
+    only: ClassVar[Mapping[str, tuple]] = ONLY | backends("GotOcr2ImageProcessor")
+    without_effect: ClassVar[frozenset[str]] = WITHOUT_EFFECT | {"crop_to_patches"}
     """InternVLProcessor cuts images into tiles also where `crop_to_patches` is false."""
 
-    size: int = square(384)
+    size: int = square(384, MAX_SIDE)
     """Side of a tile in pixels."""
     min_patches: int = count(1, MAX_TILES)
     max_patches: int = count(12, MAX_TILES)
@@ -95,10 +78,9 @@ class InternVLImageProcessor(ImageProcessor):
         opened = open_source(source)
         columns, rows = grid = self.grid(*image_size(opened), max_tokens)
         image, tile = load_rgb(opened), self.size
-        digest = hashlib.sha256(repr((self, image.size, grid)).encode())
-        digest.update(image.tobytes())
+        digest = digest_of(repr((self, image.size, grid)), image.tobytes())
         pixels = resize(image, rows * tile, columns * tile, self.resample)
-        tiles = list(pixels.reshape(rows, tile, columns, tile, 3).swapaxes(1, 2).reshape(-1, tile, tile, 3))
+        tiles = list(cut_tiles(pixels, tile))
         if len(tiles) > 1:
             tiles.append(resize(image, tile, tile, self.resample))
         return Media(
@@ -106,7 +88,7 @@ class InternVLImageProcessor(ImageProcessor):
             features=normalised(np.stack(tiles), self.table),
             grid=(len(tiles), self.tile_patches, self.tile_patches),
             num_tokens=len(tiles) * self.tokens_per_tile,
-            digest=digest.digest(),
+            digest=digest,
         )
 
     def layout(self, source: Any, max_tokens: int | None = None) -> Layout:

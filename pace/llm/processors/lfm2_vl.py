@@ -5,7 +5,6 @@ transformers resizes with torchvision; Pillow's values, used here, differ by at 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from pace.llm.models.model_config import count, flag, number
-from pace.llm.processors.image_processor import ImageProcessor, limit_of
+from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, limit_of
 from pace.media.images import image_size, load_rgb, open_source
-from pace.media.media import Layout, Media, MediaError
+from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.patches import cut_tiles, make_pixel_patches, resize
 from pace.naming import counted, shown
 
@@ -45,20 +44,13 @@ class Lfm2VlImageProcessor(ImageProcessor):
     token: ClassVar[str] = "<image>"
     marker: ClassVar[str] = token
     placeholder: ClassVar[str] = token
-    only: ClassVar[Mapping[str, tuple]] = {
-        "image_processor_type": ("Lfm2VlImageProcessor", "Lfm2VlImageProcessorFast"),
-        "do_convert_rgb": (True,),
-        "do_rescale": (True,),
-        "do_normalize": (True,),
-        "do_pad": (True,),
-        "do_center_crop": (False,),
-        "input_data_format": (),
+    only: ClassVar[Mapping[str, tuple]] = ONLY | backends("Lfm2VlImageProcessor") | {"do_pad": (True,)}
+    without_effect: ClassVar[frozenset[str]] = WITHOUT_EFFECT | {
+        "do_resize",
+        "max_num_patches",
+        "return_row_col_info",
+        "size",
     }
-    without_effect: ClassVar[frozenset[str]] = frozenset(
-        """processor_class auto_map crop_size data_format default_to_square device disable_grouping do_resize
-        image_seq_length max_num_patches pad_size return_row_col_info return_tensors size
-        _valid_processor_keys""".split()
-    )
     """transformers ignores `do_resize` and `size`, too."""
 
     resample: int = count(2, 5, 0)
@@ -136,8 +128,7 @@ class Lfm2VlImageProcessor(ImageProcessor):
         opened = open_source(source)
         rows, columns, whole = tiling = self.tiling(*image_size(opened), max_tokens)
         image, tile, patch = load_rgb(opened), self.tile_size, self.encoder_patch_size
-        digest = hashlib.sha256(repr((self, image.size, tiling)).encode())
-        digest.update(image.tobytes())
+        digest = digest_of(repr((self, image.size, tiling)), image.tobytes())
         patches, grid, thumbnail = [], None, None
         if rows:
             tiles = cut_tiles(resize(image, rows * tile, columns * tile, self.resample), tile)
@@ -154,7 +145,7 @@ class Lfm2VlImageProcessor(ImageProcessor):
             features=np.concatenate(patches),
             grid=grid,
             num_tokens=sum(runs),
-            digest=digest.digest(),
+            digest=digest,
             runs=runs,
             thumbnail=thumbnail,
         )

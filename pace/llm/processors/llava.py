@@ -5,7 +5,6 @@ Pixtral's tower have Pixtral's processor."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +16,12 @@ from pace.llm.models.families.llava import read_llava_vision
 from pace.llm.models.model_config import declared, flag
 from pace.llm.models.towers.clip import num_llava_tokens
 from pace.llm.models.towers.projector import ProjectorConfig
-from pace.llm.processors.image_processor import ImageProcessor, channels, limit_of
+from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, channels, limit_of
 from pace.llm.processors.pixtral import PixtralImageProcessor
 from pace.llm.processors.settings import read_token
 from pace.media.containers import MAX_PIXELS
 from pace.media.images import image_size, load_rgb, open_source, pillow
-from pace.media.media import Layout, Media, MediaError
+from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.patches import normalised, resize
 from pace.naming import counted, shown
 
@@ -66,21 +65,8 @@ def sides(default: int) -> Any:
 class LlavaImageProcessor(ImageProcessor):
     """Processor with the settings of one checkpoint. `for_model` adds the patches and the number of tokens."""
 
-    only: ClassVar[Mapping[str, tuple]] = {
-        "image_processor_type": (
-            *("CLIPImageProcessor", "CLIPImageProcessorFast", "CLIPImageProcessorPil"),
-            *("LlavaImageProcessor", "LlavaImageProcessorFast", "LlavaImageProcessorPil"),
-        ),
-        "do_convert_rgb": (True,),
-        "do_resize": (True,),
-        "do_rescale": (True,),
-        "do_normalize": (True,),
-        "input_data_format": (),
-    }
-    without_effect: ClassVar[frozenset[str]] = frozenset(
-        """processor_class auto_map pad_size data_format default_to_square device return_tensors disable_grouping
-        image_seq_length feature_extractor_type _valid_processor_keys""".split()
-    )
+    only: ClassVar[Mapping[str, tuple]] = ONLY | backends("CLIPImageProcessor", "LlavaImageProcessor")
+    without_effect: ClassVar[frozenset[str]] = WITHOUT_EFFECT | {"feature_extractor_type"}
 
     image_mean: tuple[float, ...] = channels((0.48145466, 0.4578275, 0.40821073), -1e6)
     image_std: tuple[float, ...] = channels((0.26862954, 0.26130258, 0.27577711), 1e-6)
@@ -143,8 +129,7 @@ class LlavaImageProcessor(ImageProcessor):
         opened = open_source(source)
         self._check(*image_size(opened), max_tokens)
         image = load_rgb(opened)
-        digest = hashlib.sha256(repr((self, image.size)).encode())
-        digest.update(image.tobytes())
+        digest = digest_of(repr((self, image.size)), image.tobytes())
         if self.do_pad:
             image = padded(image, tuple(int(mean * 255) for mean in self.image_mean))
         pixels = resize(image, *self._resized(image.height, image.width), self.resample)
@@ -155,7 +140,7 @@ class LlavaImageProcessor(ImageProcessor):
             features=normalised(pixels[None], self.table),
             grid=(1, self.patches_per_side, self.patches_per_side),
             num_tokens=self.num_tokens,
-            digest=digest.digest(),
+            digest=digest,
         )
 
     def layout(self, source: Any, max_tokens: int | None = None) -> Layout:
@@ -193,10 +178,7 @@ class LlavaImageProcessor(ImageProcessor):
 class SiglipImageProcessor(LlavaImageProcessor):
     """Both sides are stretched to those of the tower, and nothing is cropped, unless the settings differ."""
 
-    only: ClassVar[Mapping[str, tuple]] = {
-        **LlavaImageProcessor.only,
-        "image_processor_type": ("SiglipImageProcessor", "SiglipImageProcessorFast", "SiglipImageProcessorPil"),
-    }
+    only: ClassVar[Mapping[str, tuple]] = ONLY | backends("SiglipImageProcessor")
 
     image_mean: tuple[float, ...] = channels((0.5, 0.5, 0.5), -1e6)
     image_std: tuple[float, ...] = channels((0.5, 0.5, 0.5), 1e-6)

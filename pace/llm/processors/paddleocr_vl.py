@@ -10,7 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from pace.llm.models.model_config import count
-from pace.llm.processors.qwen_vl import MAX_AREA, ONLY, QwenImageProcessor
+from pace.llm.processors.image_processor import ONLY, backends
+from pace.llm.processors.qwen_vl import MAX_AREA, QwenImageProcessor
 from pace.media.media import Media
 from pace.media.patches import make_patches
 
@@ -22,9 +23,7 @@ class PaddleOCRVLImageProcessor(QwenImageProcessor):
     token: ClassVar[str] = "<|IMAGE_PLACEHOLDER|>"
     marker: ClassVar[str] = token
     placeholder: ClassVar[str] = "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
-    only: ClassVar[Mapping[str, tuple]] = ONLY | {
-        "image_processor_type": ("PaddleOCRVLImageProcessor", "PaddleOCRVLImageProcessorFast")
-    }
+    only: ClassVar[Mapping[str, tuple]] = ONLY | backends("PaddleOCRVLImageProcessor")
 
     temporal_patch_size: int = count(1, 1)
     min_pixels: int = count(384 * 384, MAX_AREA)

@@ -5,7 +5,6 @@ of tokens ends with `[IMG_BREAK]`, and the last one with `[IMG_END]`."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -17,10 +16,10 @@ import numpy as np
 from pace.llm.models.model_config import declared
 from pace.llm.models.towers.pixtral import PixtralVisionConfig, runs_of
 from pace.llm.models.towers.projector import Mistral3ProjectorConfig
-from pace.llm.processors.image_processor import ImageProcessor, channels, limit_of
+from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, channels, limit_of
 from pace.llm.processors.settings import read_token
 from pace.media.images import image_size, load_rgb, open_source
-from pace.media.media import Layout, Media, MediaError
+from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.patches import normalised, resize
 from pace.naming import counted
 
@@ -48,21 +47,9 @@ def largest(default: int) -> Any:
 class PixtralImageProcessor(ImageProcessor):
     """Processor with the settings of one checkpoint. `for_model` adds the patches."""
 
-    only: ClassVar[Mapping[str, tuple]] = {
-        "image_processor_type": ("PixtralImageProcessor", "PixtralImageProcessorFast", "PixtralImageProcessorPil"),
-        "do_convert_rgb": (True,),
-        "do_resize": (True,),
-        "do_rescale": (True,),
-        "do_normalize": (True,),
-        "do_pad": (True,),
-        "do_center_crop": (False,),
-        "input_data_format": (),
-    }
+    only: ClassVar[Mapping[str, tuple]] = ONLY | backends("PixtralImageProcessor") | {"do_pad": (True,)}
     # The patches are those of the whole processor, which are those of the tower.
-    without_effect: ClassVar[frozenset[str]] = frozenset(
-        """processor_class auto_map crop_size pad_size data_format default_to_square device return_tensors
-        disable_grouping image_seq_length patch_size _valid_processor_keys""".split()
-    )
+    without_effect: ClassVar[frozenset[str]] = WITHOUT_EFFECT | {"patch_size"}
 
     image_mean: tuple[float, ...] = channels((0.48145466, 0.4578275, 0.40821073), -1e6)
     image_std: tuple[float, ...] = channels((0.26862954, 0.26130258, 0.27577711), 1e-6)
@@ -113,15 +100,14 @@ class PixtralImageProcessor(ImageProcessor):
         opened = open_source(source)
         height, width = self.target_size(*image_size(opened), max_tokens)
         image = load_rgb(opened)
-        digest = hashlib.sha256(repr((self, image.size, height, width)).encode())
-        digest.update(image.tobytes())
+        digest = digest_of(repr((self, image.size, height, width)), image.tobytes())
         runs = runs_of(height // self.unit, width // self.unit)
         return Media(
             kind=self.kind,
             features=normalised(resize(image, height, width, self.resample)[None], self.table),
             grid=(1, height // self.patch, width // self.patch),
             num_tokens=sum(runs),
-            digest=digest.digest(),
+            digest=digest,
             runs=runs,
         )
 

@@ -4,7 +4,6 @@ A clip is a log-mel spectrogram of 100 frames a second. A second makes 13 tokens
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,7 +12,7 @@ import numpy as np
 
 from pace.llm.models.model_config import count
 from pace.llm.processors.settings import read_settings
-from pace.media.media import Layout, Media, MediaError
+from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.mel import SAMPLING_RATE, log_mel
 from pace.media.sound import SoundSource, open_sound
 from pace.naming import counted, shown
@@ -87,10 +86,9 @@ class Qwen3OmniAudioProcessor:
         sound = open_sound(source, SAMPLING_RATE)
         num_tokens = self._tokens(sound.num_samples(SAMPLING_RATE), max_tokens)
         samples = sound.samples(SAMPLING_RATE)
-        digest = hashlib.sha256(f"{self!r} {len(samples)} ".encode())
-        digest.update(samples)
+        digest = digest_of(f"{self!r} {len(samples)} ", samples)
         samples = np.pad(samples, (0, max(0, self.min_length - len(samples))))
-        return Media("audio", log_mel(samples, self.feature_size), None, num_tokens, digest.digest())
+        return Media("audio", log_mel(samples, self.feature_size), None, num_tokens, digest)
 
     def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
         """Returns `input_features` float32 `[B, mels, frames]`, and int32 `[B, frames]` with 1 for frames that are

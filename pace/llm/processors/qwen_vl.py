@@ -5,7 +5,6 @@ An image is resized to sides that are multiples of `patch_size * merge_size`, wi
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from pace.llm.models.model_config import count
-from pace.llm.processors.image_processor import ImageProcessor, channels, limit_of
+from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, channels, limit_of
 from pace.llm.processors.settings import read_settings
 from pace.media.images import image_size, load_rgb, open_source
-from pace.media.media import Layout, Media, MediaError
+from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.patches import make_patches, resize
 from pace.naming import counted, shown
 
@@ -28,25 +27,11 @@ MAX_AREA = 1 << 28
 
 AREAS = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
 """Names of the areas within `size` -> names of the fields. The first have nothing to do with edges."""
-ONLY = {
-    "image_processor_type": ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast"),
-    "do_convert_rgb": (True,),
-    "do_resize": (True,),
-    "do_rescale": (True,),
-    "do_normalize": (True,),
-    "do_center_crop": (False,),
-    "do_pad": (False,),
-    "input_data_format": (),
-}
-"""Fields that are only implemented for these values."""
-WITHOUT_EFFECT = frozenset(
-    """processor_class auto_map feature_extractor_type crop_size pad_size data_format default_to_square device
-    return_tensors disable_grouping image_seq_length _valid_processor_keys
-    chunk_length dither feature_size hop_length n_fft n_samples nb_max_frames padding_side padding_value
-    return_attention_mask sampling_rate""".split()
+OF_SOUND = frozenset(
+    """chunk_length dither feature_extractor_type feature_size hop_length n_fft n_samples nb_max_frames padding_side
+    padding_value return_attention_mask sampling_rate""".split()
 )
-"""Fields that change nothing for an image of this family. The last two lines are about sound: Qwen3-Omni has one file
-for both."""
+"""Settings about sound: Qwen3-Omni has one file for both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +41,8 @@ class QwenImageProcessor(ImageProcessor):
     token: ClassVar[str] = "<|image_pad|>"
     marker: ClassVar[str] = token
     placeholder: ClassVar[str] = "<|vision_start|><|image_pad|><|vision_end|>"
-    only: ClassVar[Mapping[str, tuple]] = ONLY
-    without_effect: ClassVar[frozenset[str]] = WITHOUT_EFFECT
+    only: ClassVar[Mapping[str, tuple]] = ONLY | backends("Qwen2VLImageProcessor")
+    without_effect: ClassVar[frozenset[str]] = WITHOUT_EFFECT | OF_SOUND
 
     patch_size: int = count(14, 256)
     merge_size: int = count(2, 16)
@@ -111,14 +96,13 @@ class QwenImageProcessor(ImageProcessor):
         size = self.target_size(*image_size(opened), max_tokens)
         image = load_rgb(opened)
         pixels = resize(image, *size, self.resample)
-        digest = hashlib.sha256(repr((self, image.size, size)).encode())
-        digest.update(image.tobytes())
+        digest = digest_of(repr((self, image.size, size)), image.tobytes())
         return Media(
             kind=self.kind,
             features=self.patches(pixels),
             grid=(1, size[0] // self.patch_size, size[1] // self.patch_size),
             num_tokens=self.tokens_of(size),
-            digest=digest.digest(),
+            digest=digest,
         )
 
     def patches(self, pixels: np.ndarray) -> np.ndarray:

@@ -60,13 +60,15 @@ def read_settings(
     fields = {field.name: field.metadata["read"] for field in dataclasses.fields(cls) if "read" in field.metadata}
     values = {}
     for name, value in raw.items():
-        if value is None or name in without_effect:
+        if value is None:
             continue
         if name in fields:
             try:
                 values[name] = fields[name](value)
             except ValueError as error:
                 raise ValueError(f"{file}: {name} must be {error}; got {shown(value)}") from None
+        elif name in without_effect:
+            continue
         elif name not in only:
             raise NotImplementedError(f"{file}: the field {shown(name)} is not implemented")
         elif not any(same(value, allowed) for allowed in only[name]):

@@ -15,6 +15,7 @@ from pace.llm.models.layer_types import FULL, SLIDING
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, number
 from pace.llm.models.rope_config import fields_of_layers, read_rope
 from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id
+from pace.llm.models.towers.projector import OTHER_PARTS, TEXT_PREFIXES
 from pace.llm.models.towers.siglip import Gemma3Tower, Gemma3VisionConfig
 from pace.naming import shown
 from pace.ops.protocol import Ops
@@ -96,18 +97,8 @@ class Gemma3ForConditionalGeneration(TakesMedia, Gemma2ForCausalLM):
     Config = Gemma3Config
     whole_media = True
     head_norm = True
-    text_prefixes: ClassVar[dict[str, str]] = {
-        "language_model.lm_head.": "lm_head.",
-        "language_model.model.": "model.",
-        "language_model.": "model.",
-        "model.language_model.": "model.",
-        "model.vision_tower.vision_model.": "vision_tower.",
-        "model.vision_tower.": "vision_tower.",
-        "vision_tower.vision_model.": "vision_tower.",
-        "model.multi_modal_projector.": "vision_tower.projector.",
-        "multi_modal_projector.": "vision_tower.projector.",
-    }
-    other_parts = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+    text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES
+    other_parts = OTHER_PARTS
     ignored_tensors = (
         *Gemma2ForCausalLM.ignored_tensors,
         r"vision_tower\.head\..*",

@@ -104,4 +104,4 @@ OF_TEXT: dict[str, type[BaseModelForCausalLM]] = {
     "mistral": Idefics3OfMistral,
     "qwen2": Idefics3OfQwen2,
 }
-"""model_type of the text -> class."""
+"""model_type of the text -> class. The first one is the default."""

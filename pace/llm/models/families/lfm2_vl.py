@@ -101,4 +101,4 @@ OF_TEXT: dict[str, type[BaseModelForCausalLM]] = {
     "lfm2": Lfm2VlForConditionalGeneration,
     "lfm2_moe": Lfm2VlOfMoe,
 }
-"""model_type of the text -> class."""
+"""model_type of the text -> class. The first one is the default."""

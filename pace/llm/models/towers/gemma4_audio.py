@@ -6,9 +6,8 @@ convolution over time follows. Source: `modeling_gemma4.py` of transformers.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,7 +24,7 @@ from pace.llm.models.towers.parts import RowLinear
 from pace.llm.models.towers.qwen_audio import Convolution, ConvolutionMatrix
 from pace.llm.models.towers.tower import RunSlice, Slice, Tower, rows_batch
 from pace.llm.models.towers.vision_config import MAX_SIZE, VisionConfig
-from pace.media.media import Media
+from pace.media.media import Media, digest_of
 from pace.ops.experts import Clamp
 from pace.ops.protocol import ForwardOps
 
@@ -320,29 +319,16 @@ class Gemma4AudioTower(Tower):
         return run(self.projector, rows_batch(run(self.exit, rows_batch(x), ())), ())
 
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
-        if missing := [name for name in self.input_names if inputs.get(name) is None]:
-            raise ValueError(f"sound is given as {' and '.join(self.input_names)}; {missing[0]} is missing")
-        features, mask = (torch.as_tensor(inputs[name]) for name in self.input_names)
-        bands = self.config.num_bands
-        if not features.is_floating_point() or features.ndim != 3 or features.shape[2] != bands:
-            raise ValueError(
-                f"input_features must be floats [clips, frames, {bands}]; got {features.dtype} {list(features.shape)}"
-            )
-        if mask.shape != features.shape[:2]:
-            raise ValueError(
-                f"{self.input_names[1]} must be [clips, frames] of input_features, {list(features.shape[:2])}; got "
-                f"{list(mask.shape)}"
-            )
-        return [self._media(*pair, index) for index, pair in enumerate(zip(features, mask.bool(), strict=True))]
+        clips = read_clips(*self.arrays_of(inputs), self.config.num_bands)
+        return [self._media(*clip, index) for index, clip in enumerate(clips)]
 
     def _media(self, features: Tensor, mask: Tensor, index: int) -> Media:
         frames = int(mask.sum())
         if not frames or not mask[:frames].all():
             raise ValueError(f"{self.input_names[1]} of clip {index} must be ones, and then zeros")
         found = features[:frames].detach().float().cpu().contiguous().numpy()
-        digest = hashlib.sha256(f"frames {found.shape} ".encode())
-        digest.update(found)
-        return Media("audio", found, None, -(-frames // 4), digest.digest())
+        digest = digest_of(f"frames {found.shape} ", found)
+        return Media("audio", found, None, -(-frames // 4), digest)
 
 
 def sinusoids(farthest: int, size: int) -> Tensor:
@@ -351,3 +337,18 @@ def sinusoids(farthest: int, size: int) -> Tensor:
     frequencies = torch.exp(torch.arange(half) * -(math.log(10000.0) / max(half - 1, 1)))
     angles = torch.arange(farthest, -1, -1)[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], 1)
+
+
+def read_clips(features: Tensor, mask: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The frames `[N, k]` of each clip, and bool `[N]`, from `input_features` and `input_features_mask`. Raises
+    ValueError for arrays of another form."""
+    if not features.is_floating_point() or features.ndim != 3 or features.shape[2] != k:
+        raise ValueError(
+            f"input_features must be floats [clips, frames, {k}]; got {features.dtype} {list(features.shape)}"
+        )
+    if mask.shape != features.shape[:2]:
+        raise ValueError(
+            f"input_features_mask must be [clips, frames] of input_features, {list(features.shape[:2])}; got "
+            f"{list(mask.shape)}"
+        )
+    return zip(features, mask.bool())

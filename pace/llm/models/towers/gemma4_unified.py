@@ -6,7 +6,6 @@ Source: `modeling_gemma4_unified.py` of transformers.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,11 +18,12 @@ from pace.batch import ForwardBatch
 from pace.llm.layers import FloatLinear, LayerNorm, TensorSource, UnitNorm, Vectors
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.model_config import count, number
+from pace.llm.models.towers.gemma4_audio import read_clips
 from pace.llm.models.towers.gemma4_vision import CHANNELS, INPUT_NAMES, blank_image, places, read_grids
 from pace.llm.models.towers.parts import RowLinear
 from pace.llm.models.towers.tower import RunSlice, Slice, Tower, rows_batch
 from pace.llm.models.towers.vision_config import MAX_SIZE, VisionConfig
-from pace.media.media import Media
+from pace.media.media import Media, digest_of
 from pace.ops.protocol import ForwardOps
 
 EPS = 1e-5
@@ -107,7 +107,6 @@ class Gemma4UnifiedTower(Tower):
         return read_grids(inputs, config.patch_elements, 1, config.mm_posemb_size)
 
     def blank(self, num_tokens: int) -> Media:
-        """An image of zeros, nearly a square, with at most this number of tokens."""
         return blank_image(num_tokens, self.config.patch_elements, 1)
 
 
@@ -146,20 +145,8 @@ class Gemma4UnifiedAudioTower(Tower):
         return run(self.rows, rows_batch(torch.from_numpy(media.features)), ())
 
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
-        if missing := [name for name in self.input_names if inputs.get(name) is None]:
-            raise ValueError(f"sound is given as {' and '.join(self.input_names)}; {missing[0]} is missing")
-        features, mask = (torch.as_tensor(inputs[name]) for name in self.input_names)
-        size = self.config.audio_embed_dim
-        if not features.is_floating_point() or features.ndim != 3 or features.shape[2] != size:
-            raise ValueError(
-                f"input_features must be floats [clips, frames, {size}]; got {features.dtype} {list(features.shape)}"
-            )
-        if mask.shape != features.shape[:2]:
-            raise ValueError(
-                f"{self.input_names[1]} must be [clips, frames] of input_features, {list(features.shape[:2])}; got "
-                f"{list(mask.shape)}"
-            )
-        return [self._media(*pair, index) for index, pair in enumerate(zip(features, mask.bool(), strict=True))]
+        clips = read_clips(*self.arrays_of(inputs), self.config.audio_embed_dim)
+        return [self._media(*clip, index) for index, clip in enumerate(clips)]
 
     def blank(self, num_tokens: int) -> Media:
         features = np.zeros((num_tokens, self.config.audio_embed_dim), np.float32)
@@ -169,6 +156,5 @@ class Gemma4UnifiedAudioTower(Tower):
         if not mask.any():
             raise ValueError(f"{self.input_names[1]} of clip {index} has no ones")
         found = features[mask].detach().float().cpu().contiguous().numpy()
-        digest = hashlib.sha256(f"frames {found.shape} ".encode())
-        digest.update(found)
-        return Media("audio", found, None, len(found), digest.digest())
+        digest = digest_of(f"frames {found.shape} ", found)
+        return Media("audio", found, None, len(found), digest)

@@ -6,7 +6,6 @@ by both. Neighbouring patches are pooled to one row for the text model. Source: 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,9 +47,9 @@ from pace.llm.models.model_config import (
 )
 from pace.llm.models.towers.image_tower import ImageTower
 from pace.llm.models.towers.parts import PatchEmbedding, RowLinear, VisionBlock, join_patches
-from pace.llm.models.towers.tower import RunSlice, rows_batch
+from pace.llm.models.towers.tower import RunSlice, read_arrays, rows_batch
 from pace.llm.models.towers.vision_config import MAX_SIZE, VisionConfig
-from pace.media.media import Media
+from pace.media.media import Media, digest_of
 from pace.naming import shown
 from pace.ops.experts import Clamp
 from pace.ops.protocol import ForwardOps
@@ -320,7 +319,6 @@ class Gemma4VisionTower(ImageTower):
         return read_grids(inputs, config.patch_elements, config.pooling_kernel_size, config.position_embedding_size)
 
     def blank(self, num_tokens: int) -> Media:
-        """An image of zeros, nearly a square, with at most this number of tokens."""
         return blank_image(num_tokens, self.config.patch_elements, self.config.pooling_kernel_size)
 
 
@@ -343,9 +341,7 @@ def read_grids(inputs: Mapping[str, Any], k: int, side: int, num_positions: int)
     """Makes media of `pixel_values [images, P, k]` and `image_position_ids [images, P, 2]`. The latter has column and
     row of each patch, and -1 behind the last one. `side`: side of the square of patches that becomes one row. Raises
     ValueError for arrays that do not have a whole image each."""
-    if missing := [name for name in INPUT_NAMES if inputs.get(name) is None]:
-        raise ValueError(f"images are given as {' and '.join(INPUT_NAMES)}; {missing[0]} is missing")
-    patches, positions = (torch.as_tensor(inputs[name]) for name in INPUT_NAMES)
+    patches, positions = read_arrays(inputs, "image", INPUT_NAMES)
     if not patches.is_floating_point() or patches.ndim != 3 or patches.shape[2] != k:
         raise ValueError(f"pixel_values must be floats [images, P, {k}]; got {patches.dtype} {list(patches.shape)}")
     if positions.is_floating_point() or positions.shape != (*patches.shape[:2], 2):
@@ -377,6 +373,5 @@ def _media(patches: Tensor, positions: Tensor, index: int, side: int, num_positi
             f"image {index} has {rows} rows and {columns} columns of patches; this tower has {num_positions} positions"
         )
     found = patches[:number].detach().float().cpu().contiguous().numpy()
-    digest = hashlib.sha256(f"patches {rows} {columns} {found.shape[1]} ".encode())
-    digest.update(found)
-    return Media("image", found, (1, rows, columns), number // side**2, digest.digest())
+    digest = digest_of(f"patches {rows} {columns} {found.shape[1]} ", found)
+    return Media("image", found, (1, rows, columns), number // side**2, digest)

@@ -5,7 +5,6 @@ Source: `modeling_idefics3.py` and `modeling_smolvlm.py` of transformers.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -19,7 +18,7 @@ from pace.llm.models.model_config import MAX_LAYERS, count
 from pace.llm.models.towers.parts import RowLinear, join_patches
 from pace.llm.models.towers.siglip import MAX_SIZE, SiglipTower, SiglipVisionConfig, side
 from pace.llm.models.towers.tower import RunSlice, rows_batch
-from pace.media.media import Media
+from pace.media.media import Media, digest_of
 from pace.naming import shown
 
 MAX_SCALE = 64
@@ -133,10 +132,9 @@ class Idefics3Tower(SiglipTower):
 
     def _media(self, tile: Tensor) -> Media:
         features, side = tile.numpy(), tile.shape[-1] // self.config.patch_size
-        digest = hashlib.sha256(f"tile {features.shape} ".encode())
-        digest.update(features)
+        digest = digest_of(f"tile {features.shape} ", features)
         num_tokens = (side // self.config.scale_factor) ** 2
-        return Media("image", features, (1, side, side), num_tokens, digest.digest())
+        return Media("image", features, (1, side, side), num_tokens, digest)
 
 
 def nearest(count: int, side: int) -> Tensor:

@@ -5,7 +5,6 @@ Source: `modeling_internvl.py` of transformers.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -41,7 +40,7 @@ from pace.llm.models.towers.parts import (
 )
 from pace.llm.models.towers.siglip import MAX_SIZE, SiglipVisionConfig, side
 from pace.llm.models.towers.tower import RunSlice, rows_batch
-from pace.media.media import Media
+from pace.media.media import Media, digest_of
 from pace.naming import shown
 
 HEAD_NORM_EPS = 1e-6
@@ -165,7 +164,7 @@ class InternVLTower(ImageTower):
 
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
         """Makes a medium of each tile: which of them are of one image, the array does not say."""
-        config, tiles = self.config, torch.as_tensor(inputs["pixel_values"])
+        config, (tiles,) = self.config, self.arrays_of(inputs)
         channels, size = config.num_channels, tiles.shape[-1] if tiles.ndim else 0
         per_side = size // config.patch_size
         is_square = tiles.ndim == 4 and tiles.shape[1:] == (channels, size, size)
@@ -177,7 +176,6 @@ class InternVLTower(ImageTower):
         return [self._media(tile[None].contiguous()) for tile in tiles.detach().float().cpu()]
 
     def blank(self, num_tokens: int) -> Media:
-        """An image of zeros of at most this number of tokens, or of one tile."""
         config = self.config
         per_side = config.patches_per_side // config.merge * config.merge
         of_tile = (per_side // config.merge) ** 2
@@ -187,10 +185,9 @@ class InternVLTower(ImageTower):
 
     def _media(self, tile: Tensor) -> Media:
         features, per_side = tile.numpy(), tile.shape[-1] // self.config.patch_size
-        digest = hashlib.sha256(f"tile {features.shape} ".encode())
-        digest.update(features)
+        digest = digest_of(f"tile {features.shape} ", features)
         num_tokens = (per_side // self.config.merge) ** 2
-        return Media("image", features, (1, per_side, per_side), num_tokens, digest.digest())
+        return Media("image", features, (1, per_side, per_side), num_tokens, digest)
 
 
 def make_block(name: str, config: InternVLVisionConfig) -> Block:

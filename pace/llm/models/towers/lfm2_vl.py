@@ -5,7 +5,6 @@ Source: `modeling_siglip2.py` and `modeling_lfm2_vl.py` of transformers.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,8 +18,8 @@ from pace.llm.layers import LayerNorm, NoNorm
 from pace.llm.models.model_config import activation, count, flag, read_declared
 from pace.llm.models.towers.parts import RowMLP, join_patches
 from pace.llm.models.towers.siglip import SiglipTower, SiglipVisionConfig
-from pace.llm.models.towers.tower import RunSlice, rows_batch
-from pace.media.media import Media
+from pace.llm.models.towers.tower import RunSlice, near_square, rows_batch
+from pace.media.media import Media, digest_of
 from pace.naming import shown
 
 PROJECTOR_EPS = 1e-5
@@ -124,9 +123,7 @@ class Lfm2VlTower(SiglipTower):
 
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
         """Makes a medium of each tile: which of them are of one image, the arrays do not say."""
-        if missing := [name for name in self.input_names if inputs.get(name) is None]:
-            raise ValueError(f"images are given as {', '.join(self.input_names)}; {missing[0]} is missing")
-        pixels, mask, shapes = (torch.as_tensor(inputs[name]).detach().cpu() for name in self.input_names)
+        pixels, mask, shapes = (array.detach().cpu() for array in self.arrays_of(inputs))
         (k,) = self.config.patch_shape
         if not pixels.is_floating_point() or pixels.ndim != 3 or pixels.shape[2] != k:
             raise ValueError(
@@ -143,8 +140,7 @@ class Lfm2VlTower(SiglipTower):
         side = TILE_SIDE // self.factor
         tiles, rows, columns = num_tokens // side**2, side, side
         if not tiles:
-            rows = next(rows for rows in range(math.isqrt(num_tokens), 0, -1) if num_tokens % rows == 0)
-            tiles, columns = 1, num_tokens // rows
+            tiles, (rows, columns) = 1, near_square(num_tokens)
         grid = tiles, rows * self.factor, columns * self.factor
         features = np.zeros((math.prod(grid), *self.config.patch_shape), np.float32)
         return Media("image", features, grid, tiles * rows * columns, b"")
@@ -159,9 +155,8 @@ class Lfm2VlTower(SiglipTower):
         if not mask[:count].all() or mask[count:].any():
             raise ValueError(f"pixel_attention_mask of tile {index} must be {count} ones, and then zeros")
         features = pixels[:count].float().contiguous().numpy()
-        digest = hashlib.sha256(f"tile {shape} {features.shape} ".encode())
-        digest.update(features)
-        return Media("image", features, (1, rows, columns), count // factor**2, digest.digest())
+        digest = digest_of(f"tile {shape} {features.shape} ", features)
+        return Media("image", features, (1, rows, columns), count // factor**2, digest)
 
 
 def taps(size: int, side: int) -> Tensor:

@@ -6,7 +6,6 @@ Source: `modeling_paddleocr_vl.py` of transformers.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from pace.llm.models.towers.image_tower import ImageTower
 from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock, join_patches, resized_table
 from pace.llm.models.towers.qwen_vision_config import axial_theta
 from pace.llm.models.towers.siglip import MAX_SIZE, SiglipVisionConfig, position_table, side, siglip_block
-from pace.llm.models.towers.tower import RunSlice, rows_batch
-from pace.media.media import Media
+from pace.llm.models.towers.tower import RunSlice, near_square, rows_batch
+from pace.media.media import Media, digest_of
 
 PROJECTOR_EPS = 1e-5
 """Added to the variance in the projector's norm; not in the config."""
@@ -114,9 +113,7 @@ class PaddleOCRTower(ImageTower):
     # -- inputs
 
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
-        if missing := [name for name in self.input_names if inputs.get(name) is None]:
-            raise ValueError(f"images are given as {' and '.join(self.input_names)}; {missing[0]} is missing")
-        patches, grids = (torch.as_tensor(inputs[name]) for name in self.input_names)
+        patches, grids = self.arrays_of(inputs)
         grids, merge = grids.reshape(-1, 3).tolist(), self.config.spatial_merge_size
         for index, (frames, rows, columns) in enumerate(grids):
             if frames != 1 or min(rows, columns) < merge or rows % merge or columns % merge:
@@ -134,14 +131,11 @@ class PaddleOCRTower(ImageTower):
         return [self._media(piece.contiguous().numpy(), tuple(grid)) for piece, grid in zip(pieces, grids)]
 
     def blank(self, num_tokens: int) -> Media:
-        """An image of zeros with this number of tokens, nearly a square."""
-        rows = next(rows for rows in range(math.isqrt(num_tokens), 0, -1) if num_tokens % rows == 0)
-        merge = self.config.spatial_merge_size
-        grid = 1, rows * merge, num_tokens // rows * merge
+        (rows, columns), merge = near_square(num_tokens), self.config.spatial_merge_size
+        grid = 1, rows * merge, columns * merge
         return Media("image", np.zeros((math.prod(grid), self.patches.matrix.k), np.float32), grid, num_tokens, b"")
 
     def _media(self, patches: np.ndarray, grid: tuple[int, int, int]) -> Media:
-        digest = hashlib.sha256(f"patches {grid} {patches.shape[1]} ".encode())
-        digest.update(patches)
+        digest = digest_of(f"patches {grid} {patches.shape[1]} ", patches)
         num_tokens = math.prod(grid) // self.config.spatial_merge_size**2
-        return Media("image", patches, grid, num_tokens, digest.digest())
+        return Media("image", patches, grid, num_tokens, digest)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch, Positions
-from pace.llm.layers import Block, FloatLinear, LayerNorm, NoNorm, PlainMLP, RMSNorm, TensorSource
+from pace.llm.layers import Block, FloatLinear, LayerNorm, NoNorm, PlainMLP, RMSNorm, TensorSource, UnitNorm
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.towers.tower import Slice
 from pace.ops.experts import Activation
 from pace.ops.protocol import ForwardOps
 
-AnyNorm = LayerNorm | RMSNorm | NoNorm
+AnyNorm = LayerNorm | RMSNorm | UnitNorm | NoNorm
 
 
 class PatchEmbedding(Slice):

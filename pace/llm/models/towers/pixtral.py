@@ -6,8 +6,6 @@ An image is a grid of patches of any shape. Its rows see each other, and turn by
 
 from __future__ import annotations
 
-import hashlib
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,8 +32,8 @@ from pace.llm.models.towers.image_tower import ImageTower
 from pace.llm.models.towers.parts import PatchEmbedding, RowLinear, RowMLP, RowNorm, VisionBlock, cut_patches
 from pace.llm.models.towers.projector import PROJECTOR, ProjectorConfig
 from pace.llm.models.towers.siglip import MAX_SIZE, SiglipVisionConfig, side
-from pace.llm.models.towers.tower import RunSlice, rows_batch
-from pace.media.media import Media
+from pace.llm.models.towers.tower import RunSlice, near_square, rows_batch
+from pace.media.media import Media, digest_of
 from pace.naming import shown
 
 EPS = 1e-5
@@ -164,9 +162,7 @@ class PixtralTower(ImageTower):
     # -- inputs
 
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
-        if missing := [name for name in self.input_names if inputs.get(name) is None]:
-            raise ValueError(f"images are given as {' and '.join(self.input_names)}; {missing[0]} is missing")
-        images, sizes = (torch.as_tensor(inputs[name]) for name in self.input_names)
+        images, sizes = self.arrays_of(inputs)
         channels, unit = self.config.num_channels, self.config.patch_size * self.merge
         if not images.is_floating_point() or images.ndim != 4 or images.shape[1] != channels:
             raise ValueError(
@@ -191,20 +187,18 @@ class PixtralTower(ImageTower):
         ]
 
     def blank(self, num_tokens: int) -> Media:
-        rows = next(rows for rows in range(math.isqrt(num_tokens), 0, -1) if num_tokens % rows == 0)
-        columns, runs = num_tokens // rows, runs_of(rows, num_tokens // rows)
+        rows, columns = near_square(num_tokens)
         grid = 1, rows * self.merge, columns * self.merge
         sides = (side * self.config.patch_size for side in grid[1:])
         features = np.zeros((1, self.config.num_channels, *sides), np.float32)
-        return Media("image", features, grid, num_tokens, b"", runs)
+        return Media("image", features, grid, num_tokens, b"", runs_of(rows, columns))
 
     def _media(self, image: np.ndarray) -> Media:
         """The medium of `image [1, C, H, W]`."""
         rows, columns = (side // self.config.patch_size for side in image.shape[2:])
-        digest = hashlib.sha256(f"pixels {image.shape} ".encode())
-        digest.update(image)
+        digest = digest_of(f"pixels {image.shape} ", image)
         runs = runs_of(rows // self.merge, columns // self.merge)
-        return Media("image", image, (1, rows, columns), sum(runs), digest.digest(), runs)
+        return Media("image", image, (1, rows, columns), sum(runs), digest, runs)
 
 
 def runs_of(rows: int, columns: int) -> tuple[int, ...]:

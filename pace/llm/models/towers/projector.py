@@ -27,7 +27,7 @@ TEXT_PREFIXES = {
     "model.multi_modal_projector.": f"{PROJECTOR}.",
     "multi_modal_projector.": f"{PROJECTOR}.",
 }
-"""Prefixes in checkpoints of LLaVA's kind, and those used here."""
+"""Prefixes in checkpoints of LLaVA's kind (also of Gemma 3), and those used here."""
 OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 

@@ -7,7 +7,6 @@ transformers.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from pace.llm.models.model_config import MAX_LAYERS, activation, checked_head_di
 from pace.llm.models.towers.tower import RunSlice, Slice, Tower, rows_batch, with_rows
 from pace.llm.models.whole_spans import scratch
 from pace.llm.processors.qwen_audio import CHUNK, CHUNK_TOKENS, num_tokens
-from pace.media.media import Media
+from pace.media.media import Media, digest_of
 from pace.naming import shown
 from pace.ops.protocol import ForwardOps
 
@@ -256,9 +255,7 @@ class QwenAudioTower(Tower):
     # -- inputs
 
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
-        if missing := [name for name in self.input_names if inputs.get(name) is None]:
-            raise ValueError(f"sound is given as {' and '.join(self.input_names)}; {missing[0]} is missing")
-        features, mask = (torch.as_tensor(inputs[name]) for name in self.input_names)
+        features, mask = self.arrays_of(inputs)
         mels = self.config.num_mel_bins
         if not features.is_floating_point() or features.ndim != 3 or features.shape[1] != mels:
             raise ValueError(
@@ -281,9 +278,8 @@ class QwenAudioTower(Tower):
         if not frames or not mask[:frames].all():
             raise ValueError(f"{self.input_names[1]} of clip {index} must be ones, and then zeros")
         found = features[:, :frames].detach().float().cpu().contiguous().numpy()
-        digest = hashlib.sha256(f"frames {found.shape} ".encode())
-        digest.update(found)
-        return Media("audio", found, None, num_tokens(frames), digest.digest())
+        digest = digest_of(f"frames {found.shape} ", found)
+        return Media("audio", found, None, num_tokens(frames), digest)
 
 
 class Qwen3ASRAudioTower(QwenAudioTower):

@@ -7,7 +7,6 @@ transformers.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Generator, Mapping
@@ -41,9 +40,9 @@ from pace.llm.models.towers.qwen_vision_config import (
     Qwen3VisionConfig,
     QwenVisionConfig,
 )
-from pace.llm.models.towers.tower import RunSlice, Tower, rows_batch, with_rows
+from pace.llm.models.towers.tower import RunSlice, Tower, near_square, rows_batch, with_rows
 from pace.llm.models.whole_spans import scratch
-from pace.media.media import Media
+from pace.media.media import Media, digest_of
 
 Grid = tuple[int, int, int]
 """Frames, rows and columns of patches."""
@@ -178,9 +177,7 @@ class QwenVisionTower(Tower):
         return math.prod(grid) // self.config.spatial_merge_size**2
 
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
-        if missing := [name for name in self.input_names if inputs.get(name) is None]:
-            raise ValueError(f"images are given as {' and '.join(self.input_names)}; {missing[0]} is missing")
-        patches, grids = (torch.as_tensor(inputs[name]) for name in self.input_names)
+        patches, grids = self.arrays_of(inputs)
         grids = grids.reshape(-1, 3).tolist()
         merge, k = self.config.spatial_merge_size, self.patches.matrix.k
         for index, (frames, rows, columns) in enumerate(grids):
@@ -199,16 +196,14 @@ class QwenVisionTower(Tower):
         return [self._media(piece.contiguous().numpy(), tuple(grid)) for piece, grid in zip(pieces, grids)]
 
     def blank(self, num_tokens: int) -> Media:
-        rows = next(rows for rows in range(math.isqrt(num_tokens), 0, -1) if num_tokens % rows == 0)
-        merge = self.config.spatial_merge_size
-        grid = 1, rows * merge, num_tokens // rows * merge
+        (rows, columns), merge = near_square(num_tokens), self.config.spatial_merge_size
+        grid = 1, rows * merge, columns * merge
         features = np.zeros((math.prod(grid), self.patches.matrix.k), np.float32)
         return Media("image", features, grid, num_tokens, b"")
 
     def _media(self, patches: np.ndarray, grid: Grid) -> Media:
-        digest = hashlib.sha256(f"patches {grid} {patches.shape[1]} ".encode())
-        digest.update(patches)
-        return Media("image", patches, grid, self.num_tokens(grid), digest.digest())
+        digest = digest_of(f"patches {grid} {patches.shape[1]} ", patches)
+        return Media("image", patches, grid, self.num_tokens(grid), digest)
 
     def angle_offsets(self, media: Media) -> tuple[np.ndarray, int]:
         frames, rows, columns = media.grid

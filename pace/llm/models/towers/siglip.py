@@ -7,7 +7,6 @@ An image is a grid of patches with learned positions. All rows of an image see e
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -36,7 +35,7 @@ from pace.llm.models.towers.image_tower import ImageTower
 from pace.llm.models.towers.parts import PatchEmbedding, RowLinear, RowNorm, VisionBlock, cut_patches
 from pace.llm.models.towers.tower import RunSlice, rows_batch
 from pace.llm.models.towers.vision_config import MAX_SIZE, VisionConfig
-from pace.media.media import Media
+from pace.media.media import Media, digest_of
 from pace.naming import shown
 
 
@@ -146,7 +145,7 @@ class SquareTower(ImageTower):
         return cut_patches(torch.from_numpy(media.features), self.config.patch_size)
 
     def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
-        config, images = self.config, torch.as_tensor(inputs["pixel_values"])
+        config, (images,) = self.config, self.arrays_of(inputs)
         shape = config.num_channels, config.image_size, config.image_size
         if not images.is_floating_point() or images.ndim != 4 or images.shape[1:] != shape:
             raise ValueError(
@@ -162,9 +161,8 @@ class SquareTower(ImageTower):
     def _media(self, image: Tensor) -> Media:
         """The medium of `image [1, C, H, W]`."""
         grid = 1, self.config.patches_per_side, self.config.patches_per_side
-        digest = hashlib.sha256(f"pixels {tuple(image.shape)} ".encode())
-        digest.update(image.numpy())
-        return Media("image", image.numpy(), grid, self.num_tokens(), digest.digest())
+        digest = digest_of(f"pixels {tuple(image.shape)} ", image.numpy())
+        return Media("image", image.numpy(), grid, self.num_tokens(), digest)
 
 
 class SiglipTower(SquareTower):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
@@ -67,6 +68,10 @@ class Tower(Layer):
         """Makes media of the arrays in `input_names`, as a processor of transformers makes them. Raises ValueError or
         TypeError for arrays that do not fit the tower."""
 
+    def arrays_of(self, inputs: Mapping[str, Any]) -> list[Tensor]:
+        """The arrays in `input_names`. Raises ValueError if one is missing."""
+        return read_arrays(inputs, self.kind, self.input_names)
+
     def blank(self, num_tokens: int) -> Media:
         """A medium of zeros, to predict or measure its encoding. It is the largest of at most this number of tokens, or
         the smallest if all have more. An image is nearly a square. Raises NotImplementedError for a tower without
@@ -77,6 +82,20 @@ class Tower(Layer):
         """Positions `[3, num_tokens]` of a medium's rows in time, height and width, counted from its first one, and the
         number of positions that it takes (M-RoPE). The default is the positions of text."""
         return np.tile(np.arange(media.num_tokens), (3, 1)), media.num_tokens
+
+
+def read_arrays(inputs: Mapping[str, Any], kind: str, names: Sequence[str]) -> list[Tensor]:
+    """The arrays of these names, which a tower for media of this kind needs. Raises ValueError if one is missing."""
+    if missing := [name for name in names if inputs.get(name) is None]:
+        given = "images are" if kind == "image" else "sound is"
+        raise ValueError(f"{given} given as {' and '.join(names)}; {missing[0]} is missing")
+    return [torch.as_tensor(inputs[name]) for name in names]
+
+
+def near_square(count: int) -> tuple[int, int]:
+    """Rows and columns of the grid of `count` places that is nearest to a square."""
+    rows = next(rows for rows in range(math.isqrt(count), 0, -1) if count % rows == 0)
+    return rows, count // rows
 
 
 def rows_batch(rows: Tensor, kv: Sequence[LayerBlocks] = (), *lengths: Sequence[int]) -> ForwardBatch:

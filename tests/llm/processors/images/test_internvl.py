@@ -101,8 +101,8 @@ def test_digests_tell_images_and_settings_apart() -> None:
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"size": {"height": 448, "width": 224}}, ValueError, "size must be an object with height and width"),
-        ({"size": {"shortest_edge": 448}}, ValueError, "size must be an object with height and width"),
+        ({"size": {"height": 448, "width": 224}}, ValueError, "size must be an object with equal height and width"),
+        ({"size": {"shortest_edge": 448}}, ValueError, "size must be an object with equal height and width"),
         ({"max_patches": 0}, ValueError, r"max_patches must be an integer in 1\.\.256"),
         ({"do_resize": False}, NotImplementedError, "do_resize = False is not implemented"),
         (
