@@ -83,7 +83,8 @@ def test_commands_on_an_encoder(checkpoint, capsys):
     assert "texts of 512 tokens" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [["plan", "--batch", "2"], ["bench", "--generate", "3"], ["bench", "--profile"]])
+@pytest.mark.parametrize("command", [["plan", "--batch", "2"], ["bench", "--generate", "3"], ["bench", "--profile"],
+                                     ["bench", "--image-tokens", "9"]])  # fmt: skip
 def test_options_of_generation_have_no_meaning(command, checkpoint, capsys):
     with pytest.raises(SystemExit):
         main([command[0], checkpoint, *command[1:]])
