@@ -165,7 +165,8 @@ class TowerFile:
                     self.renamed[index] = token
                     return index
         raise ValueError(
-            f"{self.text.path} has no token {token} in its vocabulary, which stands for a row of the tower in {self.path}"
+            f"{self.text.path} has no token {token} in its vocabulary, which stands for a row of the tower in "
+            f"{self.path}"
         )
 
     def tensors(self, names: TensorNames, forms: Mapping[str, Form] = {}) -> dict[str, TowerTensor]:
