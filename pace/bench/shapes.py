@@ -117,8 +117,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gemma-3-1b": _GEMMA3 | _sizes(1152, 6912, 26, 4, 1, True)
         | dict(vocab_size=262144, sliding_window=512, max_position_embeddings=32768),
     "gemma-3-4b": _GEMMA3 | _sizes(2560, 10240, 34, 8, 4, True)
-        | dict(architectures=["Gemma3ForConditionalGeneration"], vocab_size=262208, sliding_window=1024,
-               max_position_embeddings=131072, rope_scaling=dict(rope_type="linear", factor=8.0),
+        | dict(vocab_size=262208, sliding_window=1024, max_position_embeddings=131072,
+               rope_scaling=dict(rope_type="linear", factor=8.0)),
+    "gemma-3-4b-vl": _GEMMA3 | _sizes(2560, 10240, 34, 8, 4, True)
+        | dict(architectures=["Gemma3ForConditionalGeneration"], model_type="gemma3", vocab_size=262208,
+               sliding_window=1024, max_position_embeddings=131072, rope_scaling=dict(rope_type="linear", factor=8.0),
                vision_config=dict(hidden_size=1152, image_size=896, intermediate_size=4304, num_attention_heads=16,
                                   num_hidden_layers=27, patch_size=14)),
     "gemma-4-e2b": _GEMMA4 | _sizes(1536, 6144, 35, 8, 1, True)

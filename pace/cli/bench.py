@@ -98,10 +98,10 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error("no model to measure: give a checkpoint, or a shape of `pace bench --list`")
     if arguments.json and arguments.profile:
         arguments.parser.error("--json only has the numbers of the table: leave out --profile")
-    if arguments.model not in SHAPES and (found := _encoder(arguments.model)) is not None:
-        return _bench_encoder(arguments, found)
     if arguments.plot:
         report.check_plot(arguments.plot)
+    if arguments.model not in SHAPES and (found := _encoder(arguments.model)) is not None:
+        return _bench_encoder(arguments, found)
     subject = measure.load(
         arguments.model,
         arguments.dtype,

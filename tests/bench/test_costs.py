@@ -93,7 +93,8 @@ def test_every_shape_is_a_config_that_pace_reads(name):
     billions = {
         "135m": 0.135, "125m": 0.125, "0.5b": 0.49, "0.6b": 0.6, "1b": 1.24, "1.1b": 1.1, "1.3b": 1.32, "1.5b": 1.54,
         "1.7b": 1.72, "phi-2": 2.78, "3b": 3.15, "4b": 4.02, "6b": 6.05, "7b": 7.4, "8b": 8.1, "gemma-2-2b": 2.61,
-        "gemma-2-9b": 9.24, "gemma-3-1b": 1.0, "gemma-3-4b": 3.88, "deepseek-v2-lite": 15.7, "glm-4.7-flash": 29.9,
+        "gemma-2-9b": 9.24, "gemma-3-1b": 1.0, "gemma-3-4b": 3.88, "gemma-3-4b-vl": 3.88,
+        "deepseek-v2-lite": 15.7, "glm-4.7-flash": 29.9,
         "qwen3-30b-a3b": 30.5, "mixtral-8x7b": 46.7, "gpt-oss-20b": 20.9,
         "lfm2-1.2b": 1.17, "qwen3.5-0.8b": 0.752, "qwen3.5-4b": 4.21, "qwen3.6-35b-a3b": 34.7,
         "qwen3-vl-2b": 1.72, "qwen3.5-4b-vl": 4.21, "smolvlm-500m": 0.409, "lfm2-vl-450m": 0.354,

@@ -134,7 +134,7 @@ def test_what_published_configs_say():
     assert layers["falcon-rw-1b"].mixer.bf16_bias and not layers["falcon-rw-1b"].parallel
     story, plain = layers["mpt-7b-storywriter"].mixer, layers["mpt-7b"].mixer
     assert torch.equal(story.slopes, alibi_slopes(32, 16.0)) and torch.equal(plain.slopes, alibi_slopes(32))
-    assert (story.clip.limit, plain.clip, layers["OLMo-1.7-7B-hf"].mixer.clip.limit) == (6.0, None, 8.0)
+    assert (story.clip.high, plain.clip, layers["OLMo-1.7-7B-hf"].mixer.clip.high) == (6.0, None, 8.0)
 
 
 @pytest.mark.parametrize(("model_type", "fields", "error", "message"), [
