@@ -142,7 +142,7 @@ def plan(
     tensors: Mapping[str, TensorInfo] | None = None,
 ) -> list[EncoderPlan]:
     """Plans for texts of `length` tokens: for each dtype and each of `FORMATS`, or for `quantization` only. `tensors`:
-    those of a GGUF file, whose config does not tell that they are quantised.
+    those of a GGUF file, whose config does not say that they are quantised.
 
     Raises what reading the config raises, NotImplementedError for a checkpoint that is quantised already, and
     ValueError for a text that is too long."""
