@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from pace.bench import limits
 from pace.bench.costs import usual_code, walk
 from pace.bench.limits import Limits
 from pace.bench.prediction import efficiency
+from pace.checkpoints.safetensors_file import TensorInfo
 from pace.llm.encoding.embedder import TextTokens
 from pace.llm.encoding.encoder_driver import EncoderDriver
 from pace.llm.encoding.load import open_encoder
@@ -27,6 +28,7 @@ from pace.llm.models.encoders.encoder import Encoder
 from pace.llm.models.encoders.encoder_list import read_encoder_config
 from pace.memory import format_bytes, resident_bytes
 from pace.ops import native
+from pace.ops.weight_layout import WeightLayout
 from pace.quant import QuantizationConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -137,15 +139,19 @@ def plan(
     available_bytes: int,
     length: int = 512,
     quantization: QuantizationConfig | None = None,
+    tensors: Mapping[str, TensorInfo] | None = None,
 ) -> list[EncoderPlan]:
-    """Plans for texts of `length` tokens: for each dtype and each of `FORMATS`, or for `quantization` only.
+    """Plans for texts of `length` tokens: for each dtype and each of `FORMATS`, or for `quantization` only. `tensors`:
+    those of a GGUF file, whose config does not say that they are quantised.
 
     Raises what reading the config raises, NotImplementedError for a checkpoint that is quantised already, and
     ValueError for a text that is too long."""
     encoder_class, config = read_encoder_config(config_json)
-    if config.quantization_config is not None:
+    in_codes = any(isinstance(tensor.dtype, WeightLayout) for tensor in (tensors or {}).values())
+    if config.quantization_config is not None or in_codes:
         raise NotImplementedError(
-            "config.json: the checkpoint is quantised already; `pace bench` measures it, a plan needs float weights"
+            ("" if in_codes else "config.json: ")
+            + "the checkpoint is quantised already; `pace bench` measures it, a plan needs float weights"
         )
     encoder = encoder_class(config, LOADED, native)
     check_length(encoder, length)

@@ -35,6 +35,7 @@ from pace.llm.models.encoders.encoder import Encoder
 from pace.llm.models.encoders.encoder_list import find_encoder
 from pace.ops import reference
 from pace.quant import Format, QuantizationConfig, read_quantization
+from pace.quant.config import AUTO
 from pace.tokenizer.loading import load_tokenizer
 
 logger = logging.getLogger("pace")
@@ -110,8 +111,10 @@ def quantize_checkpoint(
             chosen = read_method(method or "rtn", act_order)
             if chosen.is_calibrated or calibrate is not None:
                 raise NotImplementedError(
-                    "an encoder is not calibrated on a text; leave calibrate out, with method='rtn'"
+                    "calibrate must be left out, with method='rtn': an encoder is not calibrated on a text"
                 )
+            if config.lm_head != AUTO:
+                raise ValueError("lm_head would have no effect on an encoder, which has no LM head; leave it out")
         _check_text_options(chosen, calibrate is not None, report, of_text)
         return raw, model, chosen
 

@@ -26,7 +26,7 @@ from pace.llm.aliases import MODEL
 OPTIONS_HERE = ["list", "dtype", "quantization", "kv_cache_dtype", "prompt", "context", "generate", "batch", "repeats"]
 OPTIONS_HERE += ["num_threads", "backend", "profile", "layers", "image_tokens"]
 """Options that do not apply to `--serve`."""
-OF_GENERATION = ["kv_cache_dtype", "context", "generate", "profile", "plot", "layers"]
+OF_GENERATION = ["kv_cache_dtype", "context", "generate", "profile", "plot", "layers", "image_tokens"]
 """Options that do not apply to an encoder. `--prompt` is the number of tokens of its texts, `--batch` of texts."""
 
 

@@ -8,7 +8,7 @@ import logging
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pace.cli.arguments import (
     MODEL_HELP,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from pace.bench.plan import MappedPlan
     from pace.bench.towers import TowerPlan
+    from pace.llm.loading.checkpoint import Checkpoint
 
 logger = logging.getLogger("pace")
 
@@ -104,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         checkpoint = Checkpoint(found, media=True, mmproj=arguments.mmproj)
         config = checkpoint.config
         if find_encoder(config) is not None:
-            return _plan_encoder(arguments, config)
+            return _plan_encoder(arguments, checkpoint)
     elif arguments.mmproj is not None:
         raise ValueError(
             f"mmproj={arguments.mmproj!r} belongs to a GGUF file; {arguments.model!r} is a shape of `pace bench --list`"
@@ -182,7 +183,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _plan_encoder(arguments: argparse.Namespace, config: dict[str, Any]) -> int:
+def _plan_encoder(arguments: argparse.Namespace, checkpoint: Checkpoint) -> int:
     from pace.bench import encoders, plan
     from pace.memory import available_memory_bytes
     from pace.quant import read_quantization
@@ -190,7 +191,8 @@ def _plan_encoder(arguments: argparse.Namespace, config: dict[str, Any]) -> int:
     refuse_given(arguments, OF_GENERATION, "an encoder, which generates nothing")
     available, limits = available_memory_bytes(), cache(partial(plan.machine_limits, arguments.num_threads))
     quantization = read_quantization(arguments.quantization)
-    plans = encoders.plan(config, limits, available, arguments.prompt, quantization)
+    tensors = None if checkpoint.gguf is None else checkpoint.gguf.tensors
+    plans = encoders.plan(checkpoint.config, limits, available, arguments.prompt, quantization, tensors)
     measured = limits()
     if arguments.json:
         found = {"model": arguments.model, "available_bytes": available, "limits": asdict(measured)}

@@ -10,9 +10,11 @@ import torch
 from benchmarks.encoder_costs.checkpoint import SHAPES, ensure_checkpoint
 from benchmarks.encoder_costs.checkpoint import flops as flops_of_shape
 from pace.bench import encoders, limits
+from pace.checkpoints.safetensors_file import TensorInfo
 from pace.cli import main
 from pace.llm.models.encoders.encoder_list import read_encoder_config
 from pace.ops import native
+from pace.ops.weight_layout import WeightLayout
 
 MACHINE = limits.Limits("avx2", 2, 50.0, 200.0)
 
@@ -68,6 +70,9 @@ def test_a_plan_reads_weights_once_a_step():
     )
     with pytest.raises(ValueError, match="1 to 512 tokens; got 513"):
         encoders.plan(SHAPES["bge-base"].config, MACHINE, 8 << 30, 513)
+    tensors = {"weight": TensorInfo(WeightLayout("int8", 32), (768, 768))}  # of a GGUF file
+    with pytest.raises(NotImplementedError, match="quantised already"):
+        encoders.plan(SHAPES["bge-base"].config, MACHINE, 8 << 30, tensors=tensors)
 
 
 def test_commands_on_an_encoder(checkpoint, capsys):
@@ -83,7 +88,8 @@ def test_commands_on_an_encoder(checkpoint, capsys):
     assert "texts of 512 tokens" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [["plan", "--batch", "2"], ["bench", "--generate", "3"], ["bench", "--profile"]])
+@pytest.mark.parametrize("command", [["plan", "--batch", "2"], ["bench", "--generate", "3"], ["bench", "--profile"],
+                                     ["bench", "--image-tokens", "9"]])  # fmt: skip
 def test_options_of_generation_have_no_meaning(command, checkpoint, capsys):
     with pytest.raises(SystemExit):
         main([command[0], checkpoint, *command[1:]])

@@ -10,6 +10,7 @@ import torch
 from pace.calibrate import quantize_checkpoint
 from pace.cli import main
 from pace.llm import EmbeddingModel
+from pace.quant import QuantizationConfig
 from tests.llm.encoding.checkpoints import save_bert, write_dense, write_modules
 
 pytest.importorskip("transformers")
@@ -50,4 +51,6 @@ def test_an_encoder_is_not_calibrated(checkpoint, tmp_path):
     for more in ({"method": "gptq", "calibrate": ["text"]}, {"calibrate": ["text"]}):
         with pytest.raises(NotImplementedError, match="not calibrated on a text"):
             quantize_checkpoint(checkpoint, tmp_path / "out", **more)
+    with pytest.raises(ValueError, match="lm_head would have no effect on an encoder"):
+        quantize_checkpoint(checkpoint, tmp_path / "out", QuantizationConfig("int8", lm_head="int8"))
     assert not (tmp_path / "out").exists()

@@ -44,6 +44,8 @@ def read_media(
 ) -> tuple[MediaSpan, ...]:
     """Makes the media of a saved session from their entries and features. `placeholders`: kind -> token of the model's
     towers. Raises ValueError without the file's name."""
+    if not isinstance(entries, list):
+        raise ValueError(WRONG_FORM)
     if len(entries) != len(pieces):
         raise ValueError("its head describes other media than it has")
     spans: list[MediaSpan] = []
@@ -68,8 +70,10 @@ def _read_entry(entry: Any, data: bytearray, placeholders: Mapping[str, int]) ->
     shape, digest, starts = entry["shape"], entry["digest"], entry["starts"]
     kind, runs, num_tokens = fields["kind"], fields["runs"], fields["num_tokens"]
     right = (
-        all(type(value) in (int, str, type(None)) or _are_counts(value, 1) for value in fields.values())
-        and isinstance(kind, str)
+        isinstance(kind, str)
+        and _has_shape(fields["grid"], 3, kind == "image")
+        and _has_shape(fields["thumbnail"], 2, False)
+        and type(num_tokens) is int
         and isinstance(digest, str)
         and _are_counts(shape, 1)
         and 4 * math.prod(shape) == len(data)
@@ -85,6 +89,10 @@ def _read_entry(entry: Any, data: bytearray, placeholders: Mapping[str, int]) ->
     features = np.frombuffer(data, FEATURE).reshape(shape).astype(np.float32, copy=False)
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     return Media(features=features, digest=_bytes_of(digest), **plain), starts
+
+
+def _has_shape(values: Any, length: int, required: bool) -> bool:
+    return values is None and not required or _are_counts(values, 1) and len(values) == length
 
 
 def _are_counts(values: Any, minimum: int) -> bool:

@@ -187,7 +187,7 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
     if tokens and not 0 <= min(tokens) <= max(tokens) < engine.model.vocab_size:
         raise ValueError("it has tokens that this model does not have")
     entries = head.get("media", [])
-    num_first = 2 + (len(entries) if isinstance(entries, list) else len(file.sizes))
+    num_first = 2 + (len(entries) if isinstance(entries, list) else 0)
     spec = engine.cache.spec
     extent = Extent(num_computed, tuple(starts) if isinstance(starts, list) else (), head.get("has_mark") is True)
     pieces = list(extent.pieces(spec)) if extent.is_valid(spec) else None
@@ -197,8 +197,12 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
     if entries and head.get("mmproj") != _identity(driver).mmproj:
         raise ValueError("its images were encoded with another mmproj file; give that one, or compute it again")
     vocab_size = engine.model.vocab_size
-    placeholders = {tower.kind: held_token(tower.placeholder, vocab_size) for tower in engine.model.towers}
+    towers = {tower.kind: tower for tower in engine.model.towers}
+    placeholders = {kind: held_token(tower.placeholder, vocab_size) for kind, tower in towers.items()}
     media = read_media(entries, [file.piece(number) for number in range(2, num_first)], tokens, placeholders)
+    for medium in whole_media(media):
+        if towers[medium.kind].angle_offsets(medium)[0].shape[1] != medium.num_tokens:
+            raise ValueError("its media have other sizes than their tokens")
     return Saved(tokens, num_prompt_tokens, extent, bytes(file.piece(1)), adapter, media), pieces
 
 

@@ -124,15 +124,23 @@ def gguf_files(names: Iterable[str], quant: str | None, where: str) -> list[str]
 
 def mmproj_files(names: Iterable[str], model: str) -> list[str]:
     """Returns the mmproj files for a GGUF file, the best first. They are in its folder or in one above it. The nearest
-    folder counts most, then the number of bits nearest to the model's, as in llama.cpp."""
+    folder counts most, then a name like the model's, because a folder may have files of several models. Then the number
+    of bits nearest to the model's counts, as in llama.cpp."""
     folders = [parent.as_posix() for parent in PurePosixPath(model).parents]
     found = [name for name in sorted(names) if re.search(r"mmproj[^/]*\.gguf$", name, re.IGNORECASE)]
     depths = {name: folders.index(folder) for name in found if (folder := _folder(name)) in folders}
-    return sorted(depths, key=lambda name: (depths[name], abs(_num_bits(name) - _num_bits(model))))
+    bits = lambda name: abs(_num_bits(name) - _num_bits(model))
+    return sorted(depths, key=lambda name: (depths[name], len(_words(name) - _words(model)), bits(name)))
 
 
 def _folder(name: str) -> str:
     return PurePosixPath(name).parent.as_posix()
+
+
+def _words(name: str) -> set[str]:
+    """The words in a file's name, without its type: a model's name, its version and size."""
+    stem = re.sub(r"[-._](bf|fp?|i?q|tq|mxfp)\d\w*$", "", _stem(PurePosixPath(name).name).lower())
+    return {*re.split(r"[-_ ]|\.(?!\d)", stem)} - {"mmproj", "model"}
 
 
 def _num_bits(name: str) -> int:

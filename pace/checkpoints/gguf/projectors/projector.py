@@ -164,7 +164,10 @@ class TowerFile:
                 if re.fullmatch(instead, text):
                     self.renamed[index] = token
                     return index
-        raise ValueError(f"{self.text.path} has no token {token} in its vocabulary, which stands for a row of a tower")
+        raise ValueError(
+            f"{self.text.path} has no token {token} in its vocabulary, which stands for a row of the tower in "
+            f"{self.path}"
+        )
 
     def tensors(self, names: TensorNames, forms: Mapping[str, Form] = {}) -> dict[str, TowerTensor]:
         """The tensors of the tower by the Hub's names. `forms`: forms by names of the file."""

@@ -63,6 +63,9 @@ def test_a_quant_that_means_no_file_or_several(names, quant, error, message):
         (["mmproj-Q8_0.gguf", "a/mmproj-F32.gguf", "a/b/mmproj.GGUF", "c/mmproj-Q4_0.gguf"], "a/b/m-Q8_0.gguf",
          ["a/b/mmproj.GGUF", "a/mmproj-F32.gguf", "mmproj-Q8_0.gguf"]),
         (IN_FOLDERS, "m-Q8_0.gguf", []),
+        (["mmproj-Qwen2-VL-7B-f16.gguf", "mmproj-Qwen2.5-VL-7B-f16.gguf", "Qwen2.5-VL-3B.mmproj-Q8_0.gguf"],
+         "Qwen2.5-VL-7B-Q4_K_M.gguf",
+         ["mmproj-Qwen2.5-VL-7B-f16.gguf", "Qwen2.5-VL-3B.mmproj-Q8_0.gguf", "mmproj-Qwen2-VL-7B-f16.gguf"]),
         (["mmproj-F16.txt", "m.gguf"], "m.gguf", []),
     ],
 )  # fmt: skip
