@@ -15,9 +15,8 @@ from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3Config, Qwen3ForCausalLM
 from pace.llm.models.families.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
-from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id
+from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, class_of_text, read_token_id
 from pace.llm.models.towers.internvl import InternVLTower, InternVLVisionConfig
-from pace.naming import shown
 from pace.ops.protocol import Ops
 
 IMAGE_TOKEN_ID = 151667
@@ -67,14 +66,7 @@ class OfInternVL(TakesMedia):
 
     @classmethod
     def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
-        text = raw.get("text_config")
-        kind = text.get("model_type", "qwen2") if isinstance(text, dict) else "qwen2"
-        if kind not in OF_TEXT:
-            raise NotImplementedError(
-                f"config.json: text_config.model_type = {shown(kind)} is not implemented for InternVL; implemented: "
-                f"{', '.join(OF_TEXT)}"
-            )
-        return OF_TEXT[kind]
+        return class_of_text(raw, OF_TEXT, "InternVL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +115,9 @@ class InternVLOfGptOss(OfInternVL, GptOssForCausalLM):
 
 
 OF_TEXT: dict[str, type[BaseModelForCausalLM]] = {
+    "qwen2": InternVLForConditionalGeneration,
     "gpt_oss": InternVLOfGptOss,
     "llama": InternVLOfLlama,
-    "qwen2": InternVLForConditionalGeneration,
     "qwen3": InternVLOfQwen3,
     "qwen3_moe": InternVLOfQwen3Moe,
 }

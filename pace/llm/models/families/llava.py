@@ -15,7 +15,7 @@ from pace.llm.models.families.mistral import MistralConfig, MistralForCausalLM
 from pace.llm.models.families.phi3 import Phi3Config, Phi3ForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3Config, Qwen3ForCausalLM
-from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id
+from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, class_of_text, read_token_id
 from pace.llm.models.towers.clip import ClipVisionConfig, LlavaClipTower, LlavaTower
 from pace.llm.models.towers.pixtral import LlavaPixtralTower, PixtralVisionConfig
 from pace.llm.models.towers.projector import OTHER_PARTS, TEXT_PREFIXES, ProjectorConfig
@@ -35,7 +35,7 @@ def read_llava_vision(raw: dict[str, Any]) -> SiglipVisionConfig:
     """Reads `vision_config`. Raises ValueError or NotImplementedError that names the field."""
     fields = raw["vision_config"]
     kind = fields.get("model_type", "clip_vision_model") if isinstance(fields, dict) else "clip_vision_model"
-    if kind not in TOWERS:
+    if str(kind) not in TOWERS:
         raise NotImplementedError(
             f"config.json: vision_config.model_type = {shown(kind)} is not implemented for Llava; implemented: "
             f"{', '.join(TOWERS)}"
@@ -89,14 +89,7 @@ class TakesImages(TakesMedia):
 
     @classmethod
     def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
-        text = raw.get("text_config")
-        kind = text.get("model_type", "llama") if isinstance(text, dict) else "llama"
-        if kind not in OF_TEXT:
-            raise NotImplementedError(
-                f"config.json: text_config.model_type = {shown(kind)} is not implemented for Llava; implemented: "
-                f"{', '.join(OF_TEXT)}"
-            )
-        return OF_TEXT[kind]
+        return class_of_text(raw, OF_TEXT, "Llava")
 
 
 @dataclass(frozen=True, kw_only=True)
