@@ -64,8 +64,8 @@ class Idefics3ImageProcessor(ImageProcessor):
     placeholder: ClassVar[str] = token
     only: ClassVar[Mapping[str, tuple]] = {
         "image_processor_type": (
-            *("Idefics3ImageProcessor", "Idefics3ImageProcessorFast"),
-            *("SmolVLMImageProcessor", "SmolVLMImageProcessorFast"),
+            *("Idefics3ImageProcessor", "Idefics3ImageProcessorFast", "Idefics3ImageProcessorPil"),
+            *("SmolVLMImageProcessor", "SmolVLMImageProcessorFast", "SmolVLMImageProcessorPil"),
         ),
         "do_convert_rgb": (True,),
         "do_resize": (True,),

@@ -49,7 +49,7 @@ class InternVLImageProcessor(ImageProcessor):
     marker: ClassVar[str] = token
     placeholder: ClassVar[str] = "<IMG_CONTEXT>\n"
     only: ClassVar[Mapping[str, tuple]] = {
-        "image_processor_type": ("GotOcr2ImageProcessor", "GotOcr2ImageProcessorFast"),
+        "image_processor_type": ("GotOcr2ImageProcessor", "GotOcr2ImageProcessorFast", "GotOcr2ImageProcessorPil"),
         "do_convert_rgb": (True,),
         "do_resize": (True,),
         "do_rescale": (True,),

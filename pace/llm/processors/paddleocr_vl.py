@@ -23,7 +23,11 @@ class PaddleOCRVLImageProcessor(QwenImageProcessor):
     marker: ClassVar[str] = token
     placeholder: ClassVar[str] = "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
     only: ClassVar[Mapping[str, tuple]] = ONLY | {
-        "image_processor_type": ("PaddleOCRVLImageProcessor", "PaddleOCRVLImageProcessorFast")
+        "image_processor_type": (
+            "PaddleOCRVLImageProcessor",
+            "PaddleOCRVLImageProcessorFast",
+            "PaddleOCRVLImageProcessorPil",
+        ),
     }
 
     temporal_patch_size: int = count(1, 1)

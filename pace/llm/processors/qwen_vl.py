@@ -29,7 +29,7 @@ MAX_AREA = 1 << 28
 AREAS = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
 """Names of the areas within `size` -> names of the fields. The first have nothing to do with edges."""
 ONLY = {
-    "image_processor_type": ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast"),
+    "image_processor_type": ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil"),
     "do_convert_rgb": (True,),
     "do_resize": (True,),
     "do_rescale": (True,),
