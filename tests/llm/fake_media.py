@@ -69,6 +69,7 @@ class FakeProcessor:
         self.kind = kind
         self.token = self.marker = {"image": IMAGE, "audio": AUDIO}[kind]
         self.placeholder = f"[{self.token}]"
+        self.least_tokens = 1
         self.num_decoded = self.max_at_once = self.num_at_once = 0
         self.seconds = 0.0
         """Time that decoding takes."""

@@ -247,10 +247,20 @@ def read_config(raw: Any, media: bool = False, embeds: bool = False) -> tuple[ty
     towers for images and sound; otherwise it is the text part alone. With `embeds`, also reads configs of classifiers
     (`Qwen3ForSequenceClassification`); otherwise these and encoders are errors that name EmbeddingModel.
 
-    The class is the one named by `architectures`, in any case and also as a bare decoder (`LlamaModel`); without
+    The class is a variant of `find_family`. Raises what that raises, ValueError if a field is wrong, and
+    NotImplementedError for an unsupported field value."""
+    model_class = find_family(raw, embeds).variant(raw)
+    config = model_class.Config.from_dict(raw)
+    return model_class, config.with_media(raw) if media else config
+
+
+def find_family(raw: Any, embeds: bool = False) -> type[BaseModelForCausalLM]:
+    """Returns the class of MODEL_LIST that a parsed config.json names, with `embeds` as in `read_config`.
+
+    It is the one named by `architectures`, in any case and also as a bare decoder (`LlamaModel`); without
     `architectures`, by `model_type`. A `model_type` that `transformers` saves under another class (`saved_as`) counts
-    first. Raises ValueError if both are missing, if they name different classes, or if a
-    field is wrong. Raises NotImplementedError for an unsupported architecture or field value."""
+    first. Raises ValueError if both are missing, or if they name different classes. Raises NotImplementedError for an
+    unsupported architecture."""
     if not isinstance(raw, dict):
         raise ValueError(f"config.json must hold an object; got {shown(raw)}")
     names = raw.get("architectures") or [raw.get("model_type")]
@@ -272,9 +282,7 @@ def read_config(raw: Any, media: bool = False, embeds: bool = False) -> tuple[ty
                 raise ValueError(
                     f"config.json: architectures ({name}) and model_type ({raw['model_type']}) contradict each other"
                 )
-            other = other.variant(raw)
-            config = other.Config.from_dict(raw)
-            return other, config.with_media(raw) if media else config
+            return other
     raise NotImplementedError(
         f"the architecture {shown(names[0])} is not implemented; implemented: "
         f"{', '.join([*(ENCODER_LIST if embeds else ()), *MODEL_LIST])}"

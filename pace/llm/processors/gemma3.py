@@ -55,6 +55,10 @@ class Gemma3ImageProcessor(ImageProcessor):
         num_tokens = vision.tokens_per_side**2
         return replace(self, mm_tokens_per_image=num_tokens, patches_per_side=vision.patches_per_side)
 
+    @property
+    def least_tokens(self) -> int:
+        return self.mm_tokens_per_image
+
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes and resizes an image, as `MediaProcessor` says. The features are its pixels, float32
         `[1, 3, size, size]`."""

@@ -31,6 +31,7 @@ class Gemma4Sound:
     kind: ClassVar[str] = "audio"
     token: ClassVar[str] = "<|audio|>"
     marker: ClassVar[str] = token
+    least_tokens: ClassVar[int] = 1
     placeholder: ClassVar[str] = token
     only: ClassVar[Mapping[str, tuple]]
     without_effect: ClassVar[frozenset[str]]

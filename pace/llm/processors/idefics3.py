@@ -91,6 +91,10 @@ class Idefics3ImageProcessor(ImageProcessor):
             )
         return replace(self, image_seq_len=(patches // vision.scale_factor) ** 2, tile_patches=patches)
 
+    @property
+    def least_tokens(self) -> int:
+        return self.image_seq_len
+
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes, resizes and cuts an image, as `MediaProcessor` says. The features are float32 `[T, 3, S, S]`: the
         pixels of T tiles."""

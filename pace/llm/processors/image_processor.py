@@ -104,6 +104,11 @@ class ImageProcessor:
         each other."""
         return self
 
+    @property
+    def least_tokens(self) -> int:
+        """Tokens that every image has at least, however small it is made."""
+        return 1
+
     @cached_property
     def table(self) -> np.ndarray:
         """Normalised value of each level of each channel, float32 `[3, 256]`."""

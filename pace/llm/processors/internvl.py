@@ -72,6 +72,10 @@ class InternVLImageProcessor(ImageProcessor):
             )
         return replace(self, tokens_per_tile=(patches // vision.merge) ** 2, tile_patches=patches)
 
+    @property
+    def least_tokens(self) -> int:
+        return self.tokens_per_tile
+
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes, resizes and cuts an image, as `MediaProcessor` says. The features are float32 `[T, 3, S, S]`: the
         pixels of T tiles."""

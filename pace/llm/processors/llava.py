@@ -123,6 +123,10 @@ class LlavaImageProcessor(ImageProcessor):
         """Size of every image; None if it depends on the image."""
         return self.crop_size if self.do_center_crop else None if isinstance(self.size, int) else self.size
 
+    @property
+    def least_tokens(self) -> int:
+        return self.num_tokens
+
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes, resizes and crops an image, as `MediaProcessor` says. The features are its pixels, float32
         `[1, 3, height, width]`."""

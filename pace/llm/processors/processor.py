@@ -32,6 +32,11 @@ class MediaProcessor(Protocol):
     marker: ClassVar[str]
     """The part of `placeholder` that the text of a `Layout` replaces; often `token`."""
 
+    @property
+    def least_tokens(self) -> int:
+        """Tokens that every medium has at least, however small it is made."""
+        return 1
+
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes and prepares one medium. `max_tokens` lowers the checkpoint's own limit.
 

@@ -11,7 +11,7 @@ from pace.llm.processors.processor import NOUNS, MediaProcessor, Processors, Run
 from pace.media.media import Layout, Media, MediaError, MediaSpan
 
 LOW_DETAIL_TOKENS = 256
-"""Maximum tokens of an image with `detail` "low"."""
+"""Maximum tokens of an image with `detail` "low", unless every image of the model has more."""
 DETAILS = ("auto", "low", "high")
 
 
@@ -157,7 +157,8 @@ class PromptEncoder:
         self.check_kind(part)
         processor, max_tokens = self.processors[part.kind], None
         if part.kind == "image":
-            limits = [self.max_image_tokens, LOW_DETAIL_TOKENS if part.detail == "low" else None]
+            low = max(LOW_DETAIL_TOKENS, processor.least_tokens)
+            limits = [self.max_image_tokens, low if part.detail == "low" else None]
             max_tokens = min((limit for limit in limits if limit is not None), default=None)
         with _errors_of(part):
             return CountedMedia(part, processor, max_tokens, processor.layout(part.source, max_tokens))

@@ -47,6 +47,7 @@ class Qwen3OmniAudioProcessor:
     kind: ClassVar[str] = "audio"
     token: ClassVar[str] = "<|audio_pad|>"
     marker: ClassVar[str] = token
+    least_tokens: ClassVar[int] = 1
     placeholder: ClassVar[str] = "<|audio_start|><|audio_pad|><|audio_end|>"
     mask: ClassVar[str] = "feature_attention_mask"
     """Name of the array that says which frames are there."""

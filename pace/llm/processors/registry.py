@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pace.llm.models.model_list import find_family
 from pace.llm.processors.gemma3 import Gemma3ImageProcessor
 from pace.llm.processors.gemma4 import Gemma4ImageProcessor, Gemma4UnifiedImageProcessor
 from pace.llm.processors.gemma4_audio import Gemma4AudioProcessor, Gemma4Sound, Gemma4UnifiedAudioProcessor
@@ -60,7 +61,9 @@ def load_processors(directory: Path, config: dict[str, Any]) -> Processors:
 
     Raises ValueError or NotImplementedError that names the file and field, and FileNotFoundError if a file is missing.
     """
-    found = make_processors((config.get("architectures") or [""])[0], config, partial(read_section, directory))
+    family = find_family(config, embeds=True).__name__
+    named = config | {"architectures": [family]}
+    found = make_processors(family, named, partial(read_section, directory))
     if isinstance(found.image, ImageProcessor):
         found = replace(found, image=found.image.within(read_whole_processor(directory)))
     return found

@@ -144,3 +144,18 @@ def test_the_processors_of_a_model_give_the_arrays_of_transformers():
             processors(**kwargs)
     with pytest.raises(TypeError, match="an image is bytes"):
         processors(images=[None])
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [("Gemma3", "Gemma3"), ("Gemma4", "Gemma4"), ("Idefics3", "Idefics3"), ("SmolVLM", "SmolVLM"),
+     ("GotOcr2", "InternVL"), ("CLIP", "Llava"), ("Llava", "Llava"), ("Siglip", "Llava"), ("Pixtral", "Mistral3"),
+     ("PaddleOCRVL", "PaddleOCRVL"), ("Qwen2VL", "Qwen3_5")],
+)  # fmt: skip
+def test_names_of_all_backends_of_transformers_are_read(kind, architecture):
+    from pace.llm.processors.registry import IMAGE_PROCESSORS
+
+    read = IMAGE_PROCESSORS[f"{architecture}ForConditionalGeneration"].from_dict
+    names = [f"{kind}ImageProcessor{backend}" for backend in ("", "Fast", "Pil")]
+    assert read({"image_processor_type": names[0]}) == read({"image_processor_type": names[1]})
+    assert read({"image_processor_type": names[0]}) == read({"image_processor_type": names[2]})

@@ -48,6 +48,14 @@ def test_limits_of_tokens(tokenizer, limit, detail, tokens):
     assert runs(prompt.tokens, prompt.media) == [("image", tokens)]
 
 
+@pytest.mark.parametrize(("limit", "detail"), [(None, "low"), (1280, "low"), (None, "auto")])
+def test_low_detail_allows_the_tokens_that_every_image_has(tokenizer, limit, detail):
+    encoder = make(tokenizer, max_image_tokens=limit)
+    encoder.processors["image"].least_tokens = 400
+    prompt = encoder.encode(IMAGE, [part(160, 160, detail=detail)], tokenizer)
+    assert runs(prompt.tokens, prompt.media) == [("image", 400)]
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [("none", 1), (f"{IMAGE} typed {IMAGE}", 1), (IMAGE, 0), (f"{IMAGE}{IMAGE}", 3), (f"{IMAGE} {AUDIO}", 1)],

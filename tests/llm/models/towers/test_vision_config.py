@@ -152,3 +152,18 @@ def test_every_class_with_a_tower_is_tested() -> None:
     towers = {model.__name__ for model in MODEL_LIST.values() if issubclass(model, SeesImages)}
     of_others = {"PaddleOCRVLForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"}  # test_paddleocr_vl.py
     assert len(towers - of_others) == len(MODELS)  # and tests/llm/models/towers/test_omni.py
+
+
+@pytest.mark.parametrize("kind", [["llama"], {}, 3])
+@pytest.mark.parametrize("family", ["Idefics3", "InternVL", "Lfm2Vl", "Llava", "Mistral3"])
+def test_a_kind_of_text_that_is_no_name_is_refused(family, kind) -> None:
+    config = {"architectures": [f"{family}ForConditionalGeneration"], "text_config": {"model_type": kind}}
+    with pytest.raises(NotImplementedError, match=rf"text_config.model_type = .* not implemented for {family}; "):
+        read_config(config)
+
+
+@pytest.mark.parametrize("kind", [["pixtral"], {}, None])
+def test_a_kind_of_tower_that_is_no_name_is_refused(kind) -> None:
+    config = {"model_type": "llava", "text_config": {"model_type": "llama"}, "vision_config": {"model_type": kind}}
+    with pytest.raises(NotImplementedError, match=r"vision_config.model_type = .* not implemented for Llava; "):
+        read_config(config, media=True)

@@ -218,3 +218,18 @@ def test_names_of_tokens_are_those_of_the_whole_processor(tmp_path):
         (tmp_path / "processor_config.json").write_text(json.dumps({"image_token": wrong}))
         with pytest.raises(ValueError, match="processor_config.json: image_token must be the text of a token; got"):
             load_processors(tmp_path, square)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"model_type": "mistral3"},
+        {"architectures": None, "model_type": "mistral3"},
+        {"architectures": ["Mistral3Model"]},
+        {"architectures": ["OtherModel", "Mistral3ForConditionalGeneration"]},
+    ],
+)
+def test_the_processor_is_that_of_the_model_however_it_is_named(names, tmp_path):
+    config = {**names, "spatial_merge_size": 2, "vision_config": {"model_type": "pixtral", "patch_size": 4}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PIXTRAL_SETTINGS))
+    assert load_processors(tmp_path, config).image.unit == 8
