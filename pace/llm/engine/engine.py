@@ -14,7 +14,7 @@ from pace.llm.cache.manager import STEP_TOKENS, CacheManager
 from pace.llm.constraints.mask_filler import NO_MASKS, NoMasks, PendingMasks
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.engine.forced import ForcedTokens
-from pace.llm.engine.media import MEDIA_CACHE_BYTES, MediaEncoder, is_between_media, whole_media_end
+from pace.llm.engine.media import MAX_WHOLE_TOKENS, MEDIA_CACHE_BYTES, MediaEncoder, is_between_media, whole_media_end
 from pace.llm.engine.rows import run_model
 from pace.llm.engine.scheduler import Scheduler
 from pace.llm.limits import checked_priority
@@ -86,11 +86,12 @@ class Engine:
     ) -> Engine:
         """Creates an engine with a cache of at most `cache_bytes`. `cache_options` are keyword arguments of
         `CacheManager`, `limits` those of `Scheduler`."""
+        step_tokens = limits.get("max_tokens_per_step", STEP_TOKENS)
         cache = CacheManager(
             model.kv_spec,
             cache_bytes,
             rope_regime=model.rope_regime,
-            step_tokens=limits.get("max_tokens_per_step", STEP_TOKENS),
+            step_tokens=max(step_tokens, MAX_WHOLE_TOKENS) if model.whole_media else step_tokens,
             **(cache_options or {}),
         )
         return cls(model, ops, cache, Scheduler(cache, **limits), drafter, max_seq_len, media_cache_bytes)
@@ -258,6 +259,17 @@ class Engine:
                 sequence.fail(ValueError("the adapter of this request was unloaded before the request began"))
                 self._end(sequence)
                 continue
+            if self.model.whole_media:
+                longest = max((placed.length for placed in sequence.media), default=0)
+                if longest > self.cache.step_tokens:
+                    sequence.fail(
+                        ValueError(
+                            f"an image has {longest} tokens, but this model computes an image at once, and at most "
+                            f"{self.cache.step_tokens} tokens; make it smaller, for example with max_image_tokens"
+                        )
+                    )
+                    self._end(sequence)
+                    continue
             self.scheduler.add(sequence)
 
     def park(self, sequence: Sequence, num_generated: int) -> None:

@@ -16,6 +16,10 @@ MEDIA_CACHE_BYTES = 256 << 20
 SLICE_SECONDS = 0.02
 """Slices run until this time has passed, and at least one. The sequences that generate wait for it."""
 
+MAX_WHOLE_TOKENS = 1120
+"""Maximum tokens of an image that a step must have as a whole, unless steps may have more tokens. Caches of layers with
+a window have room for it. It is the largest image of Gemma 4."""
+
 Key = tuple[str | None, bytes]
 """Cache salt and digest: rows are shared by the sequences that may share keys and values."""
 

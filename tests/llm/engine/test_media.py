@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch
+from pace.llm.cache.groups import most_bytes
 from pace.llm.engine import media as engine_media
 from pace.llm.engine.engine import Engine
 from pace.llm.sampling.sampler import Sampling
@@ -282,6 +283,25 @@ def test_a_step_has_whole_images(max_tokens_per_step: int) -> None:
     run(engine, again)
     assert again.stats.num_reused == 16, "a part of the image is in the cache"
     assert_right(engine, writer, *others, again)
+
+
+def test_a_whole_image_has_room_in_layers_with_a_window() -> None:
+    """In the smallest cache that takes the prompt. A larger image than a step may have is refused."""
+    model = WholeModel()
+    windowed = FakeModel(windows=(None, 20)).kv_spec
+    model.kv_spec, model.seen = windowed, model.max_position_embeddings
+    length, image_tokens = 3 + 1120 + 2 + 6, 1120
+    num_bytes = most_bytes(windowed, length, 1120)
+    engine = Engine.create(model, OPS, num_bytes, cache_options={"prefix_cache_bytes": 0}, max_tokens_per_step=7)
+    model.ends = {1: 2 + image_tokens}
+    sequence, larger = ask(1, image_tokens), ask(2, image_tokens + 1)
+    larger.max_length = sequence.max_length
+    larger.tokens = larger.tokens[: sequence.max_length]
+    run(engine, sequence)
+    assert_right(engine, sequence)
+    engine.submit([larger])
+    assert not engine.step() and larger.is_finished
+    assert "1121 tokens, but this model computes an image at once, and at most 1120" in str(larger.error)
 
 
 def test_an_image_in_several_runs() -> None:
