@@ -2,7 +2,7 @@
 and the speed of the tokens after it, next to llama.cpp's mtmd.
 
     python benchmarks/images.py --parts gaps                            # About 15 minutes for a Qwen3-VL-2B.
-    python benchmarks/images.py --parts first-token --shapes smolvlm-500m --rounds 2 \\
+    python benchmarks/images.py --parts first-token --shapes smolvlm-500m --num-sizes 1 \\
         --llama-python PATH --llama-source PATH --into benchmarks/RESULTS.md
     python benchmarks/images.py --shapes tiny --llama-python PATH --llama-source PATH --rounds 1    # All families.
 
@@ -86,9 +86,13 @@ def pace_worker(checkpoint: Path, weights: str, options: argparse.Namespace) -> 
     return worker
 
 
+def chosen_sizes(shape: str, options: argparse.Namespace) -> list[tuple[int, int]]:
+    return options.sizes or list(sizes_of(shape))[: options.num_sizes]
+
+
 def gaps(shape: str, checkpoint: Path, images: Images, options: argparse.Namespace) -> Rows:
     """Measures the longest gaps of a stream while the largest image is encoded."""
-    rows, sizes = [], options.sizes or sizes_of(shape)
+    rows, sizes = [], chosen_sizes(shape, options)
     for weights in options.weights:
         with pace_worker(checkpoint, weights, options) as worker:
             size = sizes[-1]
@@ -116,7 +120,7 @@ def answers(shape: str, checkpoint: Path, images: Images, options: argparse.Name
         ):
             llama.ask("load", text=str(text), projectors=list(towers.values()), threads=options.threads,
                       around=family_of(shape).around)  # fmt: skip
-            for size in options.sizes or sizes_of(shape):
+            for size in chosen_sizes(shape, options):
                 runs = turns(pace, llama, list(towers), lambda size=size: images.new(size), options.rounds)
                 rows.append({**named(shape, weights, size), **summary(runs)})
                 print(answer_line(rows[-1]), file=sys.stderr, flush=True)
@@ -203,8 +207,8 @@ PARTS = {
     ),
     "first-token": Part(
         answers,
-        "| shape | weights | image | tokens | first token, pace (encoding) | llama.cpp (encoding) | its tower | ratio | "
-        "same token | decoding, pace | llama.cpp | ratio |",
+        "| shape | weights | image | tokens | first token, pace (encoding) | llama.cpp (encoding) | its tower | "
+        "ratio | same token | decoding, pace | llama.cpp | ratio |",
         answer_line,
     ),
 }
@@ -212,12 +216,13 @@ PARTS = {
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", "--shape", nargs="+", choices=[*NAMES, *TINY_NAMES, "tiny"], default=["qwen3-vl-2b"],
-                        help="tiny: all families with small layers (default: qwen3-vl-2b)", metavar="SHAPE")  # fmt: skip
+    parser.add_argument("--shapes", "--shape", nargs="+", choices=[*NAMES, *TINY_NAMES, "tiny"], metavar="SHAPE",
+                        default=["qwen3-vl-2b"], help=f"of {', '.join(NAMES)}, or tiny for small ones of all")  # fmt: skip
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: both")
     parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=["bf16", "q8_0"], help="default: bf16 q8_0")
     size = lambda text: tuple(map(int, text.split("x")))
     parser.add_argument("--sizes", nargs="+", type=size, metavar="WxH", help="default: those of the shape's family")
+    parser.add_argument("--num-sizes", type=int, metavar="N", help="only the first of the family's (default: all)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="medians are over so many (default: 3)")
     parser.add_argument("--threads", type=int, default=_C.cpu_info()["default_threads"], metavar="N")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "images", help="where models are kept")
@@ -245,8 +250,8 @@ def main() -> int:
             for part, rows in report.items():
                 rows += PARTS[part].measure(shape, checkpoint, images, options)
     lines = [
-        f"`{page.command(SCRIPT)}` on `{_C.isa()}` with {options.threads} threads; rows that this command does not name "
-        "are of an earlier one.\n"
+        f"`{page.command(SCRIPT)}` on `{_C.isa()}` with {options.threads} threads; rows that this command does not "
+        "name are of an earlier one.\n"
     ]
     for name, part in PARTS.items():
         rows, earlier = report.get(name, []), page.earlier_rows(options.into, SCRIPT, KEYS, part.head)

@@ -42,9 +42,9 @@ def without_paths(arguments: list[str]) -> list[str]:
 
 
 def earlier_rows(path: Path | None, script: str, num_keys: int, header: str = "| ") -> dict[tuple[str, ...], str]:
-    """Returns the rows of a table between the script's two lines, by their first `num_keys` cells. It is the first table
-    whose first line begins with `header`. A run of only some rows can then keep the others. Empty without a page, or
-    without such a table."""
+    """Returns the rows of a table between the script's two lines, by their first `num_keys` cells. It is the first
+    table whose first line begins with `header`. A run of only some rows can then keep the others. Empty without a page,
+    or without such a table."""
     if path is None:
         return {}
     begin, end = markers(script)

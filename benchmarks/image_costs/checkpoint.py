@@ -113,7 +113,8 @@ def ensure_gguf(checkpoint: Path, source: Path, kind: str, is_projector: bool) -
     subprocess.CalledProcessError."""
     target = checkpoint.parent / f"{'mmproj' if is_projector else 'text'}-{kind}.gguf"
     if not target.exists():
-        convert(source, checkpoint, target, kind, *(["--mmproj"] if is_projector else []))
+        family = family_of(checkpoint.parent.name)
+        convert(source, checkpoint, target, kind, *(["--mmproj"] if is_projector else family.text_options))
     return target
 
 

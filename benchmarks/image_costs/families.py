@@ -32,6 +32,8 @@ class Family:
     """Special tokens. The first stands for a row of an image."""
     ids: ClassVar[dict[str, str]]
     """Field of config.json -> the special token whose id it has."""
+    text_options: ClassVar[tuple[str, ...]] = ()
+    """Options of llama.cpp's converter for the text model."""
     around: ClassVar[str] = ""
     """Text that pace puts before and after an image, and llama.cpp does not."""
 
@@ -83,6 +85,8 @@ class Qwen3VL(Family):
 class Qwen35(Qwen3VL):
     text = {"model_type": "qwen3_5_text"}
     vision = {"model_type": "qwen3_5"}
+    tokens = (*Qwen3VL.tokens, "<|endoftext|>")
+    text_options = ("--no-mtp",)
     tiny_text = TINY_TEXT | {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
     tiny_vision = {**TINY_TOWER, "depth": 2, "num_heads": 2, "out_hidden_size": 256}
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-Image = pytest.importorskip("PIL.Image")
+pytest.importorskip("PIL.Image")
 pytest.importorskip("transformers")
+
+from PIL import Image
 
 from benchmarks import images
 from benchmarks.image_costs.checkpoint import (
