@@ -1,10 +1,11 @@
-"""Measures images of models with random weights: what an encoding costs other streams, and the time to the first token
-and the speed of the tokens after it, next to llama.cpp's mtmd.
+"""Measures images of models with random weights: what an encoding costs other streams, and speeds next to llama.cpp's
+mtmd. These are the time to the first token, and the tokens a second after it.
 
     python benchmarks/images.py --parts gaps                            # About 15 minutes for a Qwen3-VL-2B.
-    python benchmarks/images.py --parts first-token --shapes smolvlm-500m --num-sizes 1 \\
-        --llama-python PATH --llama-source PATH --into benchmarks/RESULTS.md
-    python benchmarks/images.py --shapes tiny --llama-python PATH --llama-source PATH --rounds 1    # All families.
+    python benchmarks/images.py --parts first-token --num-sizes 1 $LLAMA    # About 5 minutes once files are written.
+    python benchmarks/images.py --parts first-token --shapes tiny $LLAMA    # A minute for all families.
+
+LLAMA stands for `--llama-python PATH --llama-source PATH`.
 
 Both runtimes are processes that keep their models and take turns. Each run has another image, a PNG whose sides need no
 resizing, so that no cache helps. Each figure is the median of `--rounds` runs after a warm-up; the longest gap is that
@@ -13,8 +14,9 @@ share of runs in which both choose the same first token. `DECODED` tokens after 
 
 A run keeps the rows of other shapes, weights and images that are on the page.
 
-The first run of a shape writes its checkpoint and GGUF files below `--folder`: 24 GB for gemma-3-4b-vl, 23 GB for
-qwen3.5-4b-vl, 11 GB for qwen3-vl-2b and 3 GB for smolvlm-500m. The two large ones need 20 GB of memory in bf16.
+The first run of a shape writes its checkpoint and GGUF files below `--folder`, for minutes. By estimate these are 24 GB
+for gemma-3-4b-vl and qwen3.5-4b-vl, 11 GB for qwen3-vl-2b and 3 GB for smolvlm-500m. In bf16, the two large ones need
+20 GB of memory.
 
 For llama.cpp: `pip install llama-cpp-python` in any environment, and the unpacked source archive of the same version
 (`pip download --no-deps --no-binary :all: llama-cpp-python`), whose converter writes the GGUF files. The last line of
@@ -216,8 +218,9 @@ PARTS = {
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", "--shape", nargs="+", choices=[*NAMES, *TINY_NAMES, "tiny"], metavar="SHAPE",
-                        default=["qwen3-vl-2b"], help=f"of {', '.join(NAMES)}, or tiny for small ones of all")  # fmt: skip
+    shapes = [*NAMES, *TINY_NAMES, "tiny"]
+    parser.add_argument("--shapes", "--shape", nargs="+", choices=shapes, metavar="SHAPE", default=["qwen3-vl-2b"],
+                        help=f"of {', '.join(NAMES)}, or tiny for small ones of all")  # fmt: skip
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: both")
     parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=["bf16", "q8_0"], help="default: bf16 q8_0")
     size = lambda text: tuple(map(int, text.split("x")))
