@@ -13,7 +13,7 @@ from pace.llm.layers import Embedding, Linear, TiedLMHead
 from pace.llm.loading.names import name_in_model
 
 if TYPE_CHECKING:
-    from pace.llm.models.base_model import BaseModelForCausalLM
+    from pace.llm.models.model import Model
 
 HEAD = "lm_head.weight"
 
@@ -42,7 +42,7 @@ class Place(NamedTuple):
     part: int
 
 
-def products_of(model: BaseModelForCausalLM) -> Iterator[Product]:
+def products_of(model: Model) -> Iterator[Product]:
     """Yields the products that may have adapters: all of the forward pass, but those of experts and of heads."""
     excluded = {id(expert) for stack in model.stacks() for expert in stack.experts}
     excluded |= {id(matrix) for layer in model.layers_aside for matrix in layer.matrices()}
@@ -68,7 +68,7 @@ def _parts_of(matrix: Linear) -> list[ProductPart]:
     return [ProductPart(tensor, torch.cat(rows)) for tensor, rows in found]
 
 
-def places_of(model: BaseModelForCausalLM) -> dict[str, list[Place]]:
+def places_of(model: Model) -> dict[str, list[Place]]:
     """Returns name of a tensor -> its columns of products."""
     places: dict[str, list[Place]] = {}
     for product in products_of(model):
@@ -77,7 +77,17 @@ def places_of(model: BaseModelForCausalLM) -> dict[str, list[Place]]:
     return places
 
 
-def tensors_of(model: BaseModelForCausalLM, paths: Iterable[str]) -> dict[str, str]:
+def embeddings_of(model: Model) -> dict[str, Embedding]:
+    """Returns name of a tensor -> the embedding that holds it."""
+    return {
+        matrix.tensor(part): matrix
+        for matrix in model.matrices()
+        if isinstance(matrix, Embedding)
+        for part in matrix.parts
+    }
+
+
+def tensors_of(model: Model, paths: Iterable[str]) -> dict[str, str]:
     """Returns module path -> the model's name of its tensor, whether the model has it or not. Paths may be those of
     any class that `transformers` has for the checkpoint, such as the bare decoder."""
     names = {path: name_in_model(model, f"{path}.weight") for path in paths}

@@ -13,7 +13,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class AdapterModule:
-    """What an adapter adds to the product of one module: `scale * (B (A x) + bias)`."""
+    """What an adapter adds to the product of one module: `scale * (B (A x) + bias)`. To row t of an embedding, it adds
+    `scale * B A[:, t]`."""
 
     a: Tensor
     """A `[r, K]`, of any float dtype; finite."""
@@ -23,6 +24,8 @@ class AdapterModule:
     """`[N]`, inside of the scale."""
     scale: float
     """alpha / r, or alpha / sqrt(r), with this module's own alpha and r. Finite."""
+    of_embedding: bool = False
+    """True for a table `[K, N]` of K tokens."""
 
     def __post_init__(self) -> None:
         (r, k), (n, columns) = self.a.shape, self.b.shape
@@ -60,7 +63,7 @@ class AdapterWeights:
         for path, module in sorted(self.modules.items()):
             parts = [module.a, module.b, *([] if module.bias is None else [module.bias])]
             shapes = [(str(part.dtype), tuple(part.shape)) for part in parts]
-            digest.update(repr((path, float(module.scale), shapes)).encode())
+            digest.update(repr((path, float(module.scale), shapes, module.of_embedding)).encode())
             for part in parts:
                 digest.update(part.contiguous().view(-1).view(torch.uint8).numpy())
         return digest.hexdigest()

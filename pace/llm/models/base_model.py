@@ -120,11 +120,6 @@ class BaseModelForCausalLM(Model):
         reads that as given rows (`ForwardBatch.of_wanted_tokens`), with the same bits as `compute`."""
         return None
 
-    @property
-    def layers_aside(self) -> list[Layer]:
-        """Layers that the forward pass does not run."""
-        return list(self.towers)
-
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Returns logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's targets of the cache."""
         return self.compute(self.ops, batch, self.angles(batch))

@@ -68,6 +68,11 @@ class Model(Layer):
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
+    @property
+    def layers_aside(self) -> list[Layer]:
+        """Layers that the forward pass of text does not run."""
+        return list(self.towers)
+
     def ignored(self) -> Iterator[str]:
         """Yields regular expressions of tensors in checkpoints that are ignored."""
         yield from self.ignored_tensors

@@ -65,13 +65,18 @@ class EncodingRequest(Request):
 
 
 class EmbeddingsRequest(EncodingRequest):
-    UNSUPPORTED = {"messages": "send texts as input; conversations are not embedded"}
+    UNSUPPORTED = {
+        "late_chunking": "each text has a vector of its own",
+        "messages": "send texts as input; conversations are not embedded",
+    }
 
     input: Input
     encoding_format: str | None = None
     dimensions: int | None = None
     prompt_name: str | None = None
     """Name of a prompt of the checkpoint, which is put before each text."""
+    task: str | None = None
+    """Jina's: name of a task that the checkpoint has an adapter for."""
     normalize: bool | None = None
     embd_normalize: int | None = None
     """llama.cpp's: 2 for vectors of length 1, -1 for vectors as they are."""
@@ -85,6 +90,7 @@ class EmbeddingsRequest(EncodingRequest):
             texts,
             places,
             prompt=self.prompt_name,
+            task=self.task,
             dimensions=self.dimensions,
             normalise=self._normalises(),
         )
