@@ -142,6 +142,7 @@ class Job:
     def run(self, seen: Sequence[list[int]], progress: Callable[[int], object]) -> None:
         model, text = self.model, None
         with self.output.writer, torch.no_grad():
+            self.output.copy_apart()
             for child in self.outside:
                 self.copy(child)
             if seen:

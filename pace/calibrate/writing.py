@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -37,6 +38,11 @@ class Output:
         self.tied = next(iter(model.lm_head.embedding.parts)) if isinstance(model.lm_head, TiedLMHead) else None
         """The embedding that is also the LM head, or None."""
         tensors = {parts.target(name): info for name, info in self._planned(model)}
+        self.apart = [
+            name for name in reader.tensors if any(re.fullmatch(pattern, name) for pattern in model.tensors_apart)
+        ]
+        """Tensors of the checkpoint next to the model's own, which are copied."""
+        tensors |= {name: reader.tensors[name] for name in self.apart}
         if self.tied and encoding.shares_codes(layouts[self.tied]):
             tensors["lm_head.weight_scale"] = tensors[f"{self.module(self.tied)}.weight_scale"]
         self.writer = SafetensorsWriter(
@@ -81,8 +87,10 @@ class Output:
         return self.parts.target(f"{part}.weight").removesuffix(".weight")
 
     def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """Yields a checkpoint's tensor in pieces: the first row of each, and its rows."""
-        source = self.parts.sources[name]
+        """Yields the checkpoint's tensor for one of the model in pieces: the first row of each, and its rows."""
+        yield from self._pieces(self.parts.sources[name])
+
+    def _pieces(self, source: str) -> Iterator[tuple[int, Tensor]]:
         for start, stop in self.reader.row_ranges(source):
             yield start, self.reader.read(source, start, stop)
             self.reader.release(source, start, stop)
@@ -91,6 +99,12 @@ class Output:
         """Writes a tensor unchanged."""
         for start, piece in self.pieces(name):
             self.write(name, piece, start)
+
+    def copy_apart(self) -> None:
+        """Writes the tensors next to the model's own."""
+        for name in self.apart:
+            for start, piece in self._pieces(name):
+                self.writer.write(name, piece, start)
 
     def write(self, name: str, rows: Tensor, start: int = 0) -> None:
         self.writer.write(self.parts.target(name), rows, start)

@@ -34,6 +34,8 @@ class Model(Layer):
     embedding_name: ClassVar[str] = "model.embed_tokens"
     ignored_tensors: ClassVar[tuple[str, ...]] = (r".*\.rotary_emb\.inv_freq",)
     """Regular expressions of tensors in checkpoints that are ignored, such as buffers that are computed here."""
+    tensors_apart: ClassVar[tuple[str, ...]] = ()
+    """Regular expressions of tensors that are read after loading, such as adapters."""
 
     other_names: ClassVar[Mapping[str, str]] = {}
     """Regular expressions of other names for tensors, and the name used here."""
@@ -76,6 +78,7 @@ class Model(Layer):
     def ignored(self) -> Iterator[str]:
         """Yields regular expressions of tensors in checkpoints that are ignored."""
         yield from self.ignored_tensors
+        yield from self.tensors_apart
         for tower in self.towers:
             yield from tower.unused
 

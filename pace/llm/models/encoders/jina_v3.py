@@ -69,7 +69,7 @@ class JinaEmbeddingsV3Model(RotaryEncoder):
     Config = JinaEmbeddingsV3Config
     prefix = "roberta."
     other_names: ClassVar[dict[str, str]] = {
-        r"\.parametrizations\.weight\.original$": ".weight",
+        r"\.parametrizations\.weight\.original(\.weight)?$": ".weight",
         r"(^|\.)encoder\.layers\.": r"\1layers.",
         r"(^|\.)emb_ln\.": r"\1embeddings.LayerNorm.",
         r"\.mixer\.Wqkv\.": ".self_attn.qkv_proj.",
@@ -77,7 +77,7 @@ class JinaEmbeddingsV3Model(RotaryEncoder):
         r"\.norm1\.": ".post_attention_layernorm.",
         r"\.norm2\.": ".post_mlp_layernorm.",
     }
-    ignored_tensors = (*RotaryEncoder.ignored_tensors, r".*\.parametrizations\.weight\.\d+\.lora_[AB]")
+    tensors_apart = (r".*\.parametrizations\.weight\.0\.lora_[AB]",)
 
     def __init__(self, config: JinaEmbeddingsV3Config, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
