@@ -58,7 +58,7 @@ class ExpertLinear(Layer):
         named: list[list[Linear]] = []
         for form in self.forms:
             experts = self._of_form(form)
-            wanted = {name: found[0].shape for expert in experts for name, found in expert.targets().items()}
+            wanted = {name: found[0].stored_shape for expert in experts for name, found in expert.targets().items()}
             if wanted.keys() <= tensors.keys():
                 named.append(experts)
                 if all(tensors[name] == shape for name, shape in wanted.items()):
@@ -231,9 +231,11 @@ def fused(
     transposed: bool = False,
     interleaved: bool = False,
     quantised: bool = False,
+    flat: bool = False,
 ) -> Form:
     """One tensor: `{tensor} [E, rows, k]`, or `[E, k, rows]` if `transposed`; biases `{tensor}_bias [E, rows]`. With
-    `interleaved`, rows of gate and up alternate. With `quantised`, the name ends in ".weight"."""
+    `interleaved`, rows of gate and up alternate. With `quantised`, the name ends in ".weight". With `flat`, the experts
+    are one matrix, one below the other."""
     shape = (count, k, rows) if transposed else (count, rows, k)
 
     def form(expert: int) -> Parts:
@@ -243,7 +245,8 @@ def fused(
             taken = (RowRange(first, rows // 2, 1, 2), RowRange(first + 1, rows // 2, 1, 2))
         name, _, part = tensor.rpartition(".")
         matrix = f"{tensor}.weight" if quantised else tensor
-        return {f"{name}.{expert}.{part}": TensorSource(shape, taken, matrix, f"{tensor}_bias", transposed)}
+        source = TensorSource(shape, taken, matrix, f"{tensor}_bias", transposed, is_flat=flat)
+        return {f"{name}.{expert}.{part}": source}
 
     return form
 

@@ -11,7 +11,7 @@ import torch
 
 from pace.llm.adapters.tasks import read_tasks
 from pace.llm.adapters.weights import AdapterWeights
-from pace.llm.layers import Linear, PlainMLP
+from pace.llm.layers import PlainMLP
 from pace.llm.loading.fill import TensorReader
 from pace.llm.models.encoders.heads import Head
 from pace.llm.models.encoders.rotary_encoder import RotaryEncoder, RotaryEncoderConfig
@@ -95,13 +95,8 @@ class JinaEmbeddingsV3Model(RotaryEncoder):
             logger.warning("the checkpoint has no adapters for %s: texts are embedded without a task", tasks)
         return found
 
-    def make_feed_forward(self, name: str) -> PlainMLP:
-        hidden, inner = self.config.hidden_size, self.config.intermediate_size
-        return PlainMLP(
-            Linear({f"{name}.fc1": inner}, hidden, bias=True),
-            Linear({f"{name}.fc2": hidden}, inner, bias=True),
-            self.config.hidden_act,
-        )
+    def make_feed_forward(self, name: str, index: int) -> PlainMLP:
+        return self.make_plain(f"{name}.fc1", f"{name}.fc2")
 
 
 class RotaryXLMRobertaModel(JinaEmbeddingsV3Model):
