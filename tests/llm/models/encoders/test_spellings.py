@@ -173,11 +173,9 @@ def test_nomic_of_the_hub():
     assert (scaled.rope.factor, scaled.rope.max_positions) == (2.0, 2048)
     for field, value in (
         ("prenorm", True),
-        ("moe_every_n_layers", 2),
         ("rotary_emb_interleaved", True),
         ("rotary_emb_fraction", 0.5),
-        ("activation_function", "gelu"),
-        ("qkv_proj_bias", True),
+        ("activation_function", "glu"),
     ):
         with pytest.raises(NotImplementedError, match=field):
             read_encoder_config(ours | {field: value})
