@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -90,7 +90,18 @@ def embeddings_of(model: Model) -> dict[str, Embedding]:
 def tensors_of(model: Model, paths: Iterable[str]) -> dict[str, str]:
     """Returns module path -> the model's name of its tensor, whether the model has it or not. Paths may be those of
     any class that `transformers` has for the checkpoint, such as the bare decoder."""
-    names = {path: name_in_model(model, f"{path}.weight") for path in paths}
+    return _names(model, {path: f"{path}.weight" for path in paths})
+
+
+def whole_tensors_of(model: Model, wholes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns tensors by the model's names. If head and embedding are one matrix, its copy under the head's name is
+    kept."""
+    names = _names(model, {name: name for name in wholes})
+    return {here: wholes[name] for name, here in names.items()}
+
+
+def _names(model: Model, given: Mapping[str, str]) -> dict[str, str]:
+    names = {key: name_in_model(model, name) for key, name in given.items()}
     if any(name.startswith(model.prefix) for name in names.values()):
         return names
-    return {path: name if name == HEAD else model.prefix + name for path, name in names.items()}
+    return {key: name if name.startswith(model.outside) else model.prefix + name for key, name in names.items()}

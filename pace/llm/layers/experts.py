@@ -46,9 +46,10 @@ class ExpertLinear(Layer):
         """Experts that need no memory because they are in a file. May be set until `allocate`."""
         self.biases: Tensor | None = None
         """float32 `[E, n]`."""
-        self.experts = self._of_form(forms[0])
+        self.experts = self.in_form(forms[0])
 
-    def _of_form(self, form: Form) -> list[Linear]:
+    def in_form(self, form: Form) -> list[Linear]:
+        """Returns the experts with the tensors of a form."""
         kind = GatedLinear if self.glu else Linear
         return [kind(form(expert), self.k, self.has_bias) for expert in range(self.count)]
 
@@ -57,7 +58,7 @@ class ExpertLinear(Layer):
         one, changes nothing."""
         named: list[list[Linear]] = []
         for form in self.forms:
-            experts = self._of_form(form)
+            experts = self.in_form(form)
             wanted = {name: found[0].stored_shape for expert in experts for name, found in expert.targets().items()}
             if wanted.keys() <= tensors.keys():
                 named.append(experts)
@@ -71,7 +72,7 @@ class ExpertLinear(Layer):
         """Returns the experts in the form in which each part has its own tensor. Raises NotImplementedError if there is
         no such form."""
         for form in self.forms:
-            experts = self._of_form(form)
+            experts = self.in_form(form)
             if not any(expert.sources for expert in experts):
                 return experts
         raise NotImplementedError(f"{next(iter(self.experts[0].parts))} is never in a tensor of its own")

@@ -197,19 +197,19 @@ class GatedLinear(Linear):
 
 
 class AddedVector(Layer):
-    """`y + v` for a vector v of the checkpoint. A checkpoint may lack it.
+    """`y + v` for a vector v of the checkpoint.
 
     The operations have no such sum, so v is the bias of a product with a few columns of zeros."""
 
     def __init__(self, name: str, size: int):
         """`name`: the vector's tensor."""
-        self.name = name
         self.size = size
         self.vector = Vectors({name: size})
         self.weight: Weight | None = None
 
-    def choose(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
-        self.vector = Vectors({self.name: self.size} if self.name in tensors else {})
+    def drop(self) -> None:
+        """Adds nothing, for a checkpoint without the vector. Before `allocate`."""
+        self.vector = Vectors({})
 
     def allocate(self, ops: WeightOps, dtype: torch.dtype) -> None:
         super().allocate(ops, dtype)

@@ -6,6 +6,8 @@ Configs are read in the spelling of transformers, and in that of the code that t
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,6 +31,8 @@ from pace.llm.models.rope_config import read_rope
 from pace.naming import shown
 from pace.ops.experts import MAX_EXPERTS, Router
 from pace.ops.protocol import ForwardOps
+
+logger = logging.getLogger("pace")
 
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "gelu": "gelu"}
 """Names of feed-forwards in the Hub's spelling, and their activations. Those before the last have gates."""
@@ -162,6 +166,14 @@ class NomicBertModel(RotaryEncoder):
         super().__init__(config, dtype, ops)
         if self.num_labels:
             self.head = Head("nomic_bert.pooler.dense", "tanh", "classifier", config.hidden_size, self.num_labels)
+
+    def choose(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
+        super().choose(tensors)
+        if any(name.endswith(".experts.up_proj.weight") for name in tensors):
+            logger.warning("GGUF files do not have the biases after experts, which llama.cpp leaves out")
+            for layer in self.layers:
+                if isinstance(layer.mlp, BiasedMixture):
+                    layer.mlp.bias.drop()
 
     @property
     def attention_bias(self) -> bool:
