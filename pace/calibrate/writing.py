@@ -16,6 +16,7 @@ from pace.calibrate.parts import Parts, num_rows, walk
 from pace.checkpoints.reader import CheckpointReader
 from pace.checkpoints.safetensors_file import TensorInfo
 from pace.checkpoints.safetensors_writer import SafetensorsWriter
+from pace.llm.adapters.merge import MergedReader
 from pace.llm.layers import Layer, TiedLMHead
 from pace.llm.layers.base import Vectors
 from pace.llm.models.base_model import BaseModelForCausalLM
@@ -29,11 +30,14 @@ class Output:
         self,
         folder: Path,
         model: BaseModelForCausalLM,
-        reader: CheckpointReader,
+        reader: CheckpointReader | MergedReader,
         parts: Parts,
         layouts: Mapping[str, WeightLayout | None],
         method: Method,
+        stored: Mapping[str, TensorInfo],
     ):
+        """`stored`: the tensors of the checkpoint, whose dtypes floats keep."""
+        self._stored = stored
         self.reader, self.parts, self.layouts, self.method = reader, parts, layouts, method
         self.tied = next(iter(model.lm_head.embedding.parts)) if isinstance(model.lm_head, TiedLMHead) else None
         """The embedding that is also the LM head, or None."""
@@ -80,7 +84,7 @@ class Output:
 
     def stored(self, name: str) -> TensorInfo:
         """Dtype and shape of a model's tensor in the checkpoint."""
-        return self.reader.tensors[self.parts.sources[name]]
+        return self._stored[self.parts.sources[name]]
 
     def module(self, part: str) -> str:
         """Name of the part's module in the result."""
@@ -96,9 +100,10 @@ class Output:
             self.reader.release(source, start, stop)
 
     def copy(self, name: str) -> None:
-        """Writes a tensor unchanged."""
+        """Writes a tensor in its own dtype."""
+        dtype = self.stored(name).dtype
         for start, piece in self.pieces(name):
-            self.write(name, piece, start)
+            self.write(name, piece.to(dtype), start)
 
     def copy_apart(self) -> None:
         """Writes the tensors next to the model's own."""

@@ -146,7 +146,9 @@ class MergedReader:
         """Replaces tensors."""
         for here, whole in whole_tensors_of(model, wholes).items():
             name = self._sources.get(here)
-            if name is None or here not in self._targets:
+            if name is None and here == HEAD and isinstance(model.lm_head, TiedLMHead):
+                continue  # the embedding, which is the same, has its tensor
+            if name is None or (here not in self._targets and here != HEAD):
                 self._problems.append(f"{here}: the checkpoint has no such tensor")
             elif tuple(self._reader.tensors[name][1]) != tuple(whole.shape):
                 self._problems.append(f"{here} has shape {list(whole.shape)}, not {list(self._reader.tensors[name][1])}")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.adapters.adapted import AdapterTables
+from pace.llm.adapters.experts import ExpertTensors
 from pace.llm.adapters.modules import Place, Product, embeddings_of, places_of, tensors_of
 from pace.llm.adapters.weights import AdapterModule, AdapterWeights
 from pace.llm.layers import Embedding
@@ -77,7 +78,7 @@ class AdapterSlots:
         unknown, other, wrong = [], [], []
         for path, tensor in tensors_of(self.model, weights.modules).items():
             module, shape = weights.modules[path], self._shape(tensor, weights.modules[path])
-            if shape is None and tensor not in targets:
+            if shape is None and tensor not in targets and tensor not in ExpertTensors(self.model).parts:
                 unknown.append(path)
             elif shape is None or not self._is_whole(tensor, shape, targets):
                 other.append(path)

@@ -89,10 +89,19 @@ class AdapterWeights:
     def digest(self) -> str:
         """SHA-256 of modules, shapes, scales and values, in hexadecimal: equal for equal adapters under any name."""
         digest = hashlib.sha256()
-        for path, module in sorted(self.modules.items()):
-            parts = [module.a, module.b, *([] if module.bias is None else [module.bias])]
+
+        def add(what: tuple[object, ...], parts: Sequence[Tensor]) -> None:
             shapes = [(str(part.dtype), tuple(part.shape)) for part in parts]
-            digest.update(repr((path, float(module.scale), shapes, module.of_embedding)).encode())
+            digest.update(repr((*what, shapes)).encode())
             for part in parts:
                 digest.update(part.contiguous().view(-1).view(torch.uint8).numpy())
+
+        for path, module in sorted(self.modules.items()):
+            parts = [module.a, module.b, *([] if module.bias is None else [module.bias])]
+            add((path, float(module.scale), module.of_embedding), parts)
+        for path, of_tensors in sorted(self.experts.items()):
+            for matrices in of_tensors:
+                add(("experts", path, matrices.scale(path, 1)), [matrices.a, matrices.b])
+        for name, whole in sorted(self.wholes.items()):
+            add(("whole", name), [whole])
         return digest.hexdigest()
