@@ -41,8 +41,10 @@ class Change:
         """Changes rows `start ..` of the tensor."""
         first, last = torch.searchsorted(self.rows, torch.tensor([start, start + len(piece)])).tolist()
         if first < last:
+            rows = self.rows[first:last] - start
+            low, high = int(rows[0]), int(rows[-1]) + 1
             added = (self.left[first:last] @ self.right).to(piece.dtype) * self.scale
-            piece[self.rows[first:last] - start] += added
+            piece[slice(low, high) if high - low == len(rows) else rows] += added
 
 
 class MergedReader:

@@ -44,8 +44,7 @@ class Place(NamedTuple):
 
 def products_of(model: Model) -> Iterator[Product]:
     """Yields the products that may have adapters: all of the forward pass, but those of experts and of heads."""
-    excluded = {id(expert) for stack in model.stacks() for expert in stack.experts}
-    excluded |= {id(matrix) for layer in model.layers_aside for matrix in layer.matrices()}
+    excluded = {id(expert) for stack in model.stacks() for expert in stack.experts} | _aside(model)
     head = model.lm_head.embedding if isinstance(model.lm_head, TiedLMHead) else model.lm_head
     if head is not None:
         yield Product(head, [ProductPart(HEAD, torch.arange(head.n))])
@@ -78,13 +77,19 @@ def places_of(model: Model) -> dict[str, list[Place]]:
 
 
 def embeddings_of(model: Model) -> dict[str, Embedding]:
-    """Returns name of a tensor -> the embedding that holds it."""
+    """Returns name of a tensor -> the embedding of the forward pass that holds it."""
+    aside = _aside(model)
     return {
         matrix.tensor(part): matrix
         for matrix in model.matrices()
-        if isinstance(matrix, Embedding)
+        if isinstance(matrix, Embedding) and id(matrix) not in aside
         for part in matrix.parts
     }
+
+
+def _aside(model: Model) -> set[int]:
+    """Ids of the matrices that the forward pass of text does not use."""
+    return {id(matrix) for layer in model.layers_aside for matrix in layer.matrices()}
 
 
 def tensors_of(model: Model, paths: Iterable[str]) -> dict[str, str]:
