@@ -92,9 +92,7 @@ class Output:
 
     def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
         """Yields the checkpoint's tensor for one of the model in pieces: the first row of each, and its rows."""
-        yield from self._pieces(self.parts.sources[name])
-
-    def _pieces(self, source: str) -> Iterator[tuple[int, Tensor]]:
+        source = self.parts.sources[name]
         for start, stop in self.reader.row_ranges(source):
             yield start, self.reader.read(source, start, stop)
             self.reader.release(source, start, stop)
@@ -108,8 +106,8 @@ class Output:
     def copy_apart(self) -> None:
         """Writes the tensors next to the model's own."""
         for name in self.apart:
-            for start, piece in self._pieces(name):
-                self.writer.write(name, piece, start)
+            self.writer.write(name, self.reader.read(name).view(self.reader.tensors[name].shape))
+            self.reader.release(name)
 
     def write(self, name: str, rows: Tensor, start: int = 0) -> None:
         self.writer.write(self.parts.target(name), rows, start)

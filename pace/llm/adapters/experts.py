@@ -88,7 +88,8 @@ class ExpertTensors:
                     for stored in stored_rows(matrix):
                         part = ExpertPart(stack, expert, stored.rows, stored.at)
                         of_form.setdefault(stored.tensor, []).append(part)
-                parts = of_form | parts  # of forms with the same names, the first counts
+                for name, found in of_form.items():
+                    parts.setdefault(name, found)  # of forms with the same names, the first counts
         return parts
 
     def matched(self, path: str, given: Sequence[ExpertMatrices]) -> list[tuple[str, ExpertMatrices]]:

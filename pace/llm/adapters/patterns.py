@@ -34,15 +34,16 @@ class Pattern:
         self.key = key
         try:
             re.compile(key)
-            self._re = re.compile(rf"(.*\.)?({key})$")
-            self._parts = None if LITERAL.fullmatch(key) else _Parser(key).read()
+            self._literal = re.compile(rf"(.*\.)?({key})$") if LITERAL.fullmatch(key) else None
+            self._parts = None if self._literal else _Parser(key).read()
         except (re.error, RecursionError, OverflowError):
             raise ValueError(f"{shown(key)} is no regular expression") from None
 
     def matches(self, path: str) -> bool:
         """True if the end of a path matches. Raises ValueError if that takes too long to find out."""
-        if self._parts is None:
-            return self._re.match(path) is not None
+        if self._literal is not None:
+            return self._literal.match(path) is not None
+        assert self._parts is not None
         starts = [0, *(index + 1 for index, char in enumerate(path) if char == ".")]
         search = _Search(self.key, path)
         try:

@@ -115,7 +115,7 @@ def test_modules_of_single_experts(in_one, tmp_path):
 
 def test_modules_trained_in_full(tmp_path):
     base = save_tiny(tmp_path / "base", "llama", {})
-    fields = {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens", "norm"]}
+    fields = {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens", "model.norm"]}
     adapted = adapted_by(base, tmp_path / "adapter", **fields)
     weights = read(tmp_path / "base", tmp_path / "adapter")
     assert sorted(weights.wholes) == ["lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"]

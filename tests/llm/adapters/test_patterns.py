@@ -33,6 +33,8 @@ def test_answers_are_those_of_re():
             with pytest.raises(ValueError, match="no regular expression"):
                 Pattern(key)
             continue
+        if "*+" in key or "++" in key or "?+" in key or "}+" in key:
+            continue  # possessive, which is refused
         path = "".join(draw.choice("ab.0c") for _ in range(draw.randint(0, 9)))
         assert Pattern(key).matches(path) == expected(key, path), (key, path)
         count += 1

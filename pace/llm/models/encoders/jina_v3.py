@@ -47,6 +47,7 @@ class JinaEmbeddingsV3Config(RotaryEncoderConfig):
     }
     also_read: ClassVar[frozenset[str]] = RotaryEncoderConfig.also_read | {
         "lora_adaptations",
+        "lora_dropout_p",
         "matryoshka_dimensions",
         "task_instructions",
         "truncate_dim",
