@@ -71,7 +71,8 @@ class EncoderCosts:
         weight_bytes = encoder.planned_nbytes(native, dtype)
         positions = [part.positions for part in of_layers if isinstance(part, Attention)]
         widest = max(
-            sum(chosen.get(part, part.n) for part in walk(layer) if isinstance(part, Linear)) for layer in encoder.layers
+            sum(chosen.get(part, part.n) for part in walk(layer) if isinstance(part, Linear))
+            for layer in encoder.layers
         )
         return cls(
             weight_bytes=weight_bytes,

@@ -29,7 +29,23 @@ def logits(**options) -> torch.Tensor:
 
 
 def test_as_at_load(adapter, tmp_path):
-    assert main(["quantize", str(TINY), str(tmp_path / "out"), "--format", "int8", "--method", "rtn", "--no-report", "--adapter", str(adapter)]) == 0
+    assert (
+        main(
+            [
+                "quantize",
+                str(TINY),
+                str(tmp_path / "out"),
+                "--format",
+                "int8",
+                "--method",
+                "rtn",
+                "--no-report",
+                "--adapter",
+                str(adapter),
+            ]
+        )
+        == 0
+    )
     at_load = logits(model_name_or_path=TINY, adapter=adapter, merge=True, quantization="int8")
     assert torch.equal(logits(model_name_or_path=tmp_path / "out"), at_load)
     assert not torch.equal(logits(model_name_or_path=TINY, quantization="int8"), at_load)

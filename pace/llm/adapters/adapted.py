@@ -51,9 +51,7 @@ class AdaptedOps:
     Adapters are added to `x W' + b`, before an activation. A residual comes first: `(residual + x W' + b) + adapters`.
     Rows without adapters have the bits of the plain product."""
 
-    def __init__(
-        self, ops: ForwardOps, tables: AdapterTables, routing: Tensor, logit_rows: Tensor | None = None
-    ):
+    def __init__(self, ops: ForwardOps, tables: AdapterTables, routing: Tensor, logit_rows: Tensor | None = None):
         """`routing`, `logit_rows`: those of the step. Without `logit_rows`, a matrix has a row for each one of
         `routing`."""
         self._ops = ops

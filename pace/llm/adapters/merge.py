@@ -153,7 +153,9 @@ class MergedReader:
             if name is None or (here not in self._targets and here != HEAD):
                 self._problems.append(f"{here}: the checkpoint has no such tensor")
             elif tuple(self._reader.tensors[name][1]) != tuple(whole.shape):
-                self._problems.append(f"{here} has shape {list(whole.shape)}, not {list(self._reader.tensors[name][1])}")
+                self._problems.append(
+                    f"{here} has shape {list(whole.shape)}, not {list(self._reader.tensors[name][1])}"
+                )
             else:
                 self._check_floats(name)
                 self._wholes[name] = whole

@@ -1,9 +1,9 @@
 """Adapters for tasks that are a part of an encoder's checkpoint, as in jina-embeddings-v3. All tasks are in one tensor:
 
-    roberta.encoder.layers.0.mixer.Wqkv.parametrizations.weight.0.lora_A           [tasks, r, K]
-    roberta.encoder.layers.0.mixer.Wqkv.parametrizations.weight.0.lora_B           [tasks, N, r]
-    roberta.embeddings.word_embeddings.parametrizations.weight.0.lora_A            [tasks, V, r]
-    roberta.embeddings.word_embeddings.parametrizations.weight.0.lora_B            [tasks, r, N]
+roberta.encoder.layers.0.mixer.Wqkv.parametrizations.weight.0.lora_A           [tasks, r, K]
+roberta.encoder.layers.0.mixer.Wqkv.parametrizations.weight.0.lora_B           [tasks, N, r]
+roberta.embeddings.word_embeddings.parametrizations.weight.0.lora_A            [tasks, V, r]
+roberta.embeddings.word_embeddings.parametrizations.weight.0.lora_B            [tasks, r, N]
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from pace.llm.layers import (
     Block,
     Embedding,
     FloatLinear,
-    Layer,
     LayerNorm,
     LMHead,
     NoNorm,

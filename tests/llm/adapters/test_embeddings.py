@@ -61,7 +61,9 @@ def test_rows_are_their_own(dtype, tmp_path):
     runner = with_adapters(model, *adapters)
     expected, ours = {s: alone(runner, s) for s in range(6)}, together(runner)
     assert all(torch.equal(ours[s], expected[s]) for s in range(6))
-    assert torch.equal(expected[1], alone(ProgramRunner(model), 1)), "base rows have the bits of a model without adapters"
+    assert torch.equal(expected[1], alone(ProgramRunner(model), 1)), (
+        "base rows have the bits of a model without adapters"
+    )
     for other in (with_adapters(model, *adapters, kind=EagerRunner), unfused(model, *adapters)):
         ours = together(other)
         assert all(torch.equal(ours[s], expected[s]) for s in range(6)), type(other)

@@ -55,7 +55,9 @@ def stacked(state):
             experts.setdefault(part[1], {})[int(part[2]), part[3]] = found.pop(name)
     for name, parts in experts.items():
         count = max(expert for expert, _ in parts) + 1
-        found[f"{name}.gate_up_proj"] = torch.stack([torch.cat([parts[e, "gate"], parts[e, "up"]]) for e in range(count)])
+        found[f"{name}.gate_up_proj"] = torch.stack(
+            [torch.cat([parts[e, "gate"], parts[e, "up"]]) for e in range(count)]
+        )
         found[f"{name}.down_proj"] = torch.stack([parts[e, "down"] for e in range(count)])
     return found
 
@@ -85,7 +87,9 @@ def test_either_form_of_the_checkpoint(tmp_path):
     weights = read(tmp_path / "base", tmp_path / "adapter")
     apart = load_file(tmp_path / "base" / "model.safetensors")
     assert any(".experts.0.gate_proj" in name for name in apart)
-    found = [prefill(ProgramRunner(load(tmp_path / "base", weights, state=state)), IDS) for state in (apart, stacked(apart))]
+    found = [
+        prefill(ProgramRunner(load(tmp_path / "base", weights, state=state)), IDS) for state in (apart, stacked(apart))
+    ]
     # Products of rows in pieces may differ in their last bit.
     assert relative_error(found[0], found[1]) < TOLERANCE
 

@@ -42,7 +42,15 @@ def test_answers_are_those_of_re():
 
 @pytest.mark.parametrize(
     "key",
-    ["q_proj", r"layers\.[01]\.mlp\.down_proj", r".*\.(q|v)_proj", r"^model\.layers\.(1?\d)\..*", "layers.0", "proj", "q.proj"],
+    [
+        "q_proj",
+        r"layers\.[01]\.mlp\.down_proj",
+        r".*\.(q|v)_proj",
+        r"^model\.layers\.(1?\d)\..*",
+        "layers.0",
+        "proj",
+        "q.proj",
+    ],
 )
 def test_patterns_that_people_write(key):
     for layer in (0, 1, 12):

@@ -167,16 +167,27 @@ def test_copies_of_the_base_are_passed_over(tmp_path, name):
 def test_modules_that_were_trained_in_full(tmp_path):
     tensors = pair() | {"model.norm.weight": torch.full((256,), 7.0)}
     found = read(write(tmp_path, CONFIG | {"modules_to_save": ["norm"]}, tensors))
-    assert list(found.wholes) == ["model.norm.weight"] and torch.equal(found.wholes["model.norm.weight"], torch.full((256,), 7.0))
+    assert list(found.wholes) == ["model.norm.weight"] and torch.equal(
+        found.wholes["model.norm.weight"], torch.full((256,), 7.0)
+    )
     only = {"model.norm.weight": tensors["model.norm.weight"]}
     other = read(write(tmp_path / "b", CONFIG | {"modules_to_save": ["model.norm"]}, only))
     assert not other.modules and other.rank == 0 and other.digest != found.digest
     with pytest.raises(NotImplementedError, match="in full, with other values"):
-        read(write(tmp_path / "c", CONFIG | {"modules_to_save": ["norm"]}, tensors | {"lm_head.weight": torch.ones(2048, 256)}))
+        read(
+            write(
+                tmp_path / "c",
+                CONFIG | {"modules_to_save": ["norm"]},
+                tensors | {"lm_head.weight": torch.ones(2048, 256)},
+            )
+        )
 
 
 def test_an_embedding_whose_adapter_is_also_the_heads(tmp_path):
-    embedding = {f"model.embed_tokens.lora_embedding_{part}": torch.ones(*shape) for part, shape in (("A", (2, 2048)), ("B", (256, 2)))}
+    embedding = {
+        f"model.embed_tokens.lora_embedding_{part}": torch.ones(*shape)
+        for part, shape in (("A", (2, 2048)), ("B", (256, 2)))
+    }
     assert read(write(tmp_path, CONFIG, embedding)).modules["model.embed_tokens"].of_embedding
     with pytest.raises(NotImplementedError, match="ensure_weight_tying"):
         read(write(tmp_path, CONFIG | {"ensure_weight_tying": True}, embedding))

@@ -129,7 +129,7 @@ def test_tasks_share_steps_with_the_same_bits(jina, model):
 
 @pytest.mark.parametrize("backend", ["torch", "mixed"])
 def test_backends(jina, model, backend):
-    mixed = OperatorConfig(**{"mlp": "torch"}) if backend == "mixed" else backend
+    mixed = OperatorConfig(mlp="torch") if backend == "mixed" else backend
     with EmbeddingModel(jina[0], dtype="float32", backend=mixed, progress=False) as other:
         for task in (None, PASSAGE):
             assert close(other.embed(TEXTS, task=task), unit(model.embed(TEXTS, task=task)))

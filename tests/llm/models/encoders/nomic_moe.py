@@ -45,9 +45,15 @@ def random_tensors(bias: float = 1.0) -> dict[str, Tensor]:
                 found[f"{name}.mlp.experts.mlp.{part}"] = 0.3 * torch.randn(EXPERTS * INNER, HIDDEN)
             found[f"{name}.mlp.experts.bias"] = bias * torch.randn(HIDDEN)
         for product, shape in products.items():
-            found |= {f"{name}.{product}.weight": 0.3 * torch.randn(shape), f"{name}.{product}.bias": torch.randn(shape[0])}
+            found |= {
+                f"{name}.{product}.weight": 0.3 * torch.randn(shape),
+                f"{name}.{product}.bias": torch.randn(shape[0]),
+            }
         for norm in ("norm1", "norm2"):
-            found |= {f"{name}.{norm}.weight": 1 + 0.3 * torch.randn(HIDDEN), f"{name}.{norm}.bias": torch.randn(HIDDEN)}
+            found |= {
+                f"{name}.{norm}.weight": 1 + 0.3 * torch.randn(HIDDEN),
+                f"{name}.{norm}.bias": torch.randn(HIDDEN),
+            }
     return found
 
 
