@@ -1,4 +1,4 @@
-"""Adapters of experts are merged, whatever the forms of adapter and checkpoint; and modules that were trained in full."""
+"""Adapters of experts are merged, whatever the forms of adapter and checkpoint. So are modules trained in full."""
 
 from __future__ import annotations
 

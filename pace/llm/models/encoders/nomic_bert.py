@@ -118,8 +118,8 @@ class NomicBertConfig(RotaryEncoderConfig):
             )
         if not self.num_experts or self.moe_top_k > self.num_experts:
             raise ValueError(
-                f"config.json: with moe_every_n_layers, moe_top_k must be at most num_experts; got {self.moe_top_k} and "
-                f"{self.num_experts}"
+                f"config.json: with moe_every_n_layers, moe_top_k must be at most num_experts; got {self.moe_top_k} "
+                f"and {self.num_experts}"
             )
 
     def has_experts(self, layer: int) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
+pytest.importorskip("gguf", reason="the gguf package is not installed")
+
+import gguf
 
 from pace.llm import EmbeddingModel
 from pace.llm.encoding.embedder import TextTokens

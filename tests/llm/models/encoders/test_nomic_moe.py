@@ -34,7 +34,7 @@ def test_rows(tmp_path, ops):
 
 
 def test_bits_and_formats(tmp_path):
-    """The same bits alone, in batches, as a program and op by op, and from a checkpoint quantised by `pace quantize`."""
+    """The same bits alone, in batches, as a program, op by op, and from a checkpoint of `pace quantize`."""
     save_nomic_moe(tmp_path / "hub", random_tensors())
     texts = [TextTokens(tuple(range(3, 3 + length))) for length in (1, 40, 17)]
     with load(tmp_path / "hub") as model:
