@@ -94,10 +94,10 @@ class AdapterSlots:
         other += [*weights.experts, *weights.wholes]
         if other:
             raise NotImplementedError(
-                f"the adapter {weights.name!r} changes {_listed(other)}: adapters of norms, experts, encoders of images "
-                "and sound, tables in files, the heads of latent attention, and modules trained in full are not "
-                "implemented for each request; merge it (LLMModel(path, adapter=..., merge=True)), or train one without "
-                "these modules"
+                f"the adapter {weights.name!r} changes {_listed(other)}: adapters of norms, experts, encoders of "
+                "images and sound, tables in files, the heads of latent attention, and modules trained in full are "
+                "not implemented for each request; merge it (LLMModel(path, adapter=..., merge=True)), or train one "
+                "without these modules"
             )
         problems = {f"modules that {model} does not have": unknown, "of the wrong size": wrong}
         if lines := [f"{title} ({len(found)}): {_listed(found)}" for title, found in problems.items() if found]:
