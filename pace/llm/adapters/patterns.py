@@ -212,7 +212,7 @@ class _Parser:
                 last = self._next()
                 if last == "\\":
                     last = _character(self._next())
-                options.append(lambda given, first=char, last=last: first <= given <= last)
+                options.append(_between(char, last))
             else:
                 options.append(_is(char))
         self._at += 1
@@ -249,6 +249,10 @@ ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
 def _character(char: str) -> str:
     """The character that a backslash and `char` stand for."""
     return ESCAPES.get(char, char)
+
+
+def _between(first: str, last: str) -> Fits:
+    return lambda given: first <= given <= last
 
 
 def _is(char: str) -> Fits:
