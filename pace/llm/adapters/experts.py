@@ -1,5 +1,5 @@
-"""Where a checkpoint has the matrices of experts, for adapters that name them in any form: by each expert's own
-tensors, or by one tensor of all experts."""
+"""Where a checkpoint has the matrices of experts. Adapters name them by each expert's own tensors, or by one tensor of
+all experts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Regular expressions of module paths, matched in bounded time: `Pattern`.
 
-`re` may take forever for expressions such as `(a|a)*b`. Here, a part of an expression is looked at once for each place
-in a path: the set of places where a match from there may end."""
+`re` may take forever for expressions such as `(a|a)*b`. Here, each part of an expression is matched once from each
+place in a path. The result is the set of places where a match may end."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Pattern:
     dot or all of it."""
 
     def __init__(self, key: str):
-        """Raises ValueError if `key` is no regular expression, and NotImplementedError for parts of the syntax that are
-        not implemented: references, conditions on what is around, and flags."""
+        """Raises ValueError if `key` is no regular expression. Raises NotImplementedError for references, conditions on
+        what is around, and flags."""
         self.key = key
         try:
             re.compile(key)

@@ -5,9 +5,12 @@
     base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias    [N]      with lora_bias
     base_model.model.model.embed_tokens.lora_embedding_A            [r, V]   an embedding
     base_model.model.model.embed_tokens.lora_embedding_B            [H, r]
-    base_model.model.model.layers.0.mlp.experts.lora_A.weight       [E r, K] all experts of a mixture (`ExpertMatrices`)
-    base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight     a further tensor of the same experts
-    base_model.model.lm_head.weight                                 [V, H]   with modules_to_save
+
+All experts of a mixture (`ExpertMatrices`), a further tensor of them, and a module in modules_to_save:
+
+    base_model.model.model.layers.0.mlp.experts.lora_A.weight       [E r, K]
+    base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight
+    base_model.model.lm_head.weight                                 [V, H]
 
 PEFT also saves whole matrices of the base, unchanged, if a vocabulary was resized or an embedding is a target. Those
 are compared with the base's own."""

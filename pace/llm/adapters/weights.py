@@ -1,5 +1,5 @@
-"""The weights of a LoRA adapter, as its file has them: a pair of matrices for each module of the base model, or for all
-experts of a mixture, and modules that were trained in full."""
+"""The weights of a LoRA adapter, as its file has them. A module of the base model has a pair of matrices, and so have
+all experts of a mixture. Some modules were trained in full."""
 
 from __future__ import annotations
 

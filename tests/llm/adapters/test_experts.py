@@ -1,4 +1,4 @@
-"""Adapters of experts are merged, whatever the forms of adapter and checkpoint. So are modules trained in full."""
+"""Adapters of experts are merged in all forms of adapter and checkpoint. So are modules trained in full."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_either_form_of_the_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("in_one", [False, True])
 def test_modules_of_single_experts(in_one, tmp_path):
-    """As adapters trained with transformers 4 name them."""
+    """Adapters trained with transformers 4 have such names."""
     base = save_tiny(tmp_path, "qwen3_moe", {})
     state = load_file(tmp_path / "model.safetensors")
     modules, expected = {}, dict(state)

@@ -16,7 +16,7 @@ REPEATS = ["", "", "", "*", "+", "?", "{2}", "{1,2}", "{,2}", "{1,}", "*?", "+?"
 
 
 def expected(key: str, path: str) -> bool:
-    """As PEFT matches a key."""
+    """PEFT's way to match a key."""
     return re.match(rf"(.*\.)?({key})$", path) is not None
 
 

@@ -83,7 +83,7 @@ def unit(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """As for encoders without adapters (2e-6), and as much again for matrices that were rounded once more."""
+    """The bound of encoders without adapters (2e-6), times two for matrices that were rounded once more."""
     return bool((unit(ours) - theirs).abs().max() <= 4e-6)
 
 

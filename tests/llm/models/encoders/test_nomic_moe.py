@@ -28,7 +28,7 @@ def test_rows(tmp_path, ops):
     encoder = load_encoder(tmp_path, ops)
     for text in random_texts(encoder, (1, 2, 17, 40)):
         ours, theirs = rows_of(encoder, text), rows(tensors, text.tokens).float()
-        # The bounds of tests/llm/models/encoders/test_oracle.py, for twice as many layers.
+        # The bounds of tests/llm/models/encoders/test_oracle.py, times two for four layers in place of two.
         assert (ours - theirs).abs().max() <= 80e-6 * theirs.abs().max()
         assert (unit(ours) - unit(theirs)).abs().max() <= 4e-6
 
