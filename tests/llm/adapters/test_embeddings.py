@@ -68,6 +68,8 @@ def test_rows_are_their_own(dtype, tmp_path):
         ours = together(other)
         assert all(torch.equal(ours[s], expected[s]) for s in range(6)), type(other)
     assert torch.equal(expected[0], alone(with_adapters(model, adapters[0]), 0)), "alone is as among several"
+    last = prefill(with_adapters(model, adapters[2]), IDS, [(0, 1.0)])
+    assert torch.equal(prefill(runner, IDS, [(2, 1.0)]), last), "in any slot"
 
 
 def test_slots_are_emptied(tmp_path):
