@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from pace.llm.encoding.embedder import TextTokens
 from pace.llm.encoding.encoder_driver import EncoderDriver
 from pace.llm.encoding.load import open_encoder
 from pace.llm.encoding.steps import MAX_TEXTS, MAX_TOKENS
-from pace.llm.layers import Attention, Embedding, Linear
+from pace.llm.layers import Attention, Embedding, Layer, Linear, MixtureOfExperts
 from pace.llm.loading.options import LoadOptions
 from pace.llm.models.encoders.encoder import Encoder
 from pace.llm.models.encoders.encoder_list import read_encoder_config
@@ -66,14 +66,18 @@ class EncoderCosts:
         parts = [part for child in encoder.children() for part in walk(child)]
         of_layers = [part for layer in encoder.layers for part in walk(layer)]
         matrices = [part for part in of_layers if isinstance(part, Linear)]
+        chosen = _chosen(of_layers)
         tables = [part for part in parts if isinstance(part, Embedding)]
         weight_bytes = encoder.planned_nbytes(native, dtype)
         positions = [part.positions for part in of_layers if isinstance(part, Attention)]
-        widest = max(sum(part.n for part in walk(layer) if isinstance(part, Linear)) for layer in encoder.layers)
+        widest = max(
+            sum(chosen.get(part, part.n) for part in walk(layer) if isinstance(part, Linear))
+            for layer in encoder.layers
+        )
         return cls(
             weight_bytes=weight_bytes,
             step_weight_bytes=weight_bytes - sum(part.planned_nbytes(native, dtype) for part in tables),
-            flops_per_token=2 * sum(sum(part.parts.values()) * part.k for part in matrices),
+            flops_per_token=2 * sum(chosen.get(part, part.n) * part.k for part in matrices),
             attention=tuple(
                 (
                     2 * part.num_heads * (part.positions.key_dim + part.positions.value_dim),
@@ -102,6 +106,17 @@ class EncoderCosts:
         read = -(-num_texts // in_step) * self.step_weight_bytes / (reached.weights * bandwidth)
         products = num_texts * length * self.flops_per_token / (reached.products * peak)
         return max(read, products) + num_texts * self.attention_flops(length) / (reached.prefill_attention * peak)
+
+
+def _chosen(parts: Sequence[Layer]) -> dict[Linear, int]:
+    """Rows of each expert's matrices that a token uses. All those that it chooses are counted for the first expert."""
+    return {
+        expert: mixture.router.top_k * expert.n if index == 0 else 0
+        for mixture in parts
+        if isinstance(mixture, MixtureOfExperts)
+        for stack in (mixture.gate_up, mixture.down)
+        for index, expert in enumerate(stack.experts)
+    }
 
 
 def _pairs(length: int, side: int | None) -> int:

@@ -20,6 +20,8 @@ from pace.calibrate.recording import BATCH_TOKENS, CalibrationText, InputStatist
 from pace.calibrate.rounding import fit_scales, gptq, importance, round_to_nearest
 from pace.calibrate.writing import Output
 from pace.checkpoints.reader import CheckpointReader
+from pace.llm.adapters.merge import MergedReader
+from pace.llm.adapters.weights import AdapterWeights
 from pace.llm.layers import Embedding, Layer, Linear, LMHead, SplitLMHead
 from pace.llm.layers.base import Vectors
 from pace.llm.loading.fill import fill_targets, open_table
@@ -56,8 +58,13 @@ class Job:
         method: Method,
         folder: Path,
         num_tokens: int,
+        adapter: AdapterWeights | None = None,
     ):
-        self.model, self.reader, self.method = model, reader, method
+        """`adapter` is merged into the matrices before they are rounded. Raises the errors of `MergedReader`."""
+        stored = reader.tensors
+        self.model, self.method = model, method
+        self.reader = reader if adapter is None else MergedReader(reader, model, adapter)
+        reader = self.reader
         self.parts = Parts(model, reader)
         _check_one_matrix(model, config)
         self.formats = self.parts.formats(model, config)
@@ -79,7 +86,7 @@ class Job:
         self.met_few: list[str] = []
         """The experts' matrices that read too few rows to calibrate on."""
         self.check_memory(num_tokens)
-        self.output = Output(folder, model, reader, self.parts, self.layouts, method)
+        self.output = Output(folder, model, reader, self.parts, self.layouts, method, stored)
 
     def check_memory(self, num_tokens: int) -> None:
         """Raises MemoryError if less memory is available than a text of `num_tokens` tokens is sure to need. Warns if
@@ -142,6 +149,7 @@ class Job:
     def run(self, seen: Sequence[list[int]], progress: Callable[[int], object]) -> None:
         model, text = self.model, None
         with self.output.writer, torch.no_grad():
+            self.output.copy_apart()
             for child in self.outside:
                 self.copy(child)
             if seen:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pace.checkpoints.reader import CheckpointReader
+from pace.llm.adapters.merge import MergedReader
 from pace.llm.layers import ExpertLinear, LatentAttention, Layer, Linear, MixtureOfExperts
 from pace.llm.layers.base import Vectors
 from pace.llm.layers.weight_target import WeightTarget
@@ -25,7 +26,7 @@ class Parts:
     """Maps a model's matrices to a checkpoint's tensors. Raises NotImplementedError for a tensor that holds the rows of
     several products other than experts, or columns."""
 
-    def __init__(self, model: BaseModelForCausalLM, reader: CheckpointReader):
+    def __init__(self, model: BaseModelForCausalLM, reader: CheckpointReader | MergedReader):
         names, targets = plan_layout(model, reader)
         self.prefix = model.prefix
         self.sources = {here: name for name, here in names.items() if here in targets}

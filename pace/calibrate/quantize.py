@@ -24,6 +24,7 @@ from pace.calibrate.texts import MAX_TOKENS, MIN_TOKENS, choose_windows
 from pace.checkpoints.files import file_inside
 from pace.checkpoints.gguf.file import is_gguf
 from pace.checkpoints.reader import CheckpointReader
+from pace.llm.adapters.read import read_adapter
 from pace.llm.encoding.settings import MODULES_FILE
 from pace.llm.loading.checkpoint import Checkpoint
 from pace.llm.loading.find import find_checkpoint
@@ -62,6 +63,7 @@ def quantize_checkpoint(
     local_files_only: bool = False,
     progress: bool = True,
     report: bool = True,
+    adapter: str | Path | None = None,
 ) -> Report:
     """Writes the directory `out`: the checkpoint with int4 or int8 matrices in the compressed-tensors layout, for
     `LLMModel(out)`, or `EmbeddingModel(out)` for an encoder.
@@ -72,6 +74,7 @@ def quantize_checkpoint(
     `act_order`: GPTQ rounds the most used columns first, unless this is False.
     `context`, `max_tokens`: texts are read in windows of `context` tokens (default: 512, or the model's maximum). About
     `max_tokens` are read in all (default: 32768), evenly spread. Every eighth window is kept for the report.
+    `adapter`: a LoRA adapter to merge into the weights before they are rounded, as `LLMModel(adapter=, merge=True)`.
     `report`: compares the result, and the same formats quantised at load, with bfloat16 on the kept windows. If no
     comparison is possible, the report gives the reason.
 
@@ -113,6 +116,8 @@ def quantize_checkpoint(
                 raise NotImplementedError(
                     "calibrate must be left out, with method='rtn': an encoder is not calibrated on a text"
                 )
+            if adapter is not None:
+                raise NotImplementedError("adapter must be left out: an encoder takes no adapters")
             if config.lm_head != AUTO:
                 raise ValueError("lm_head would have no effect on an encoder, which has no LM head; leave it out")
         _check_text_options(chosen, calibrate is not None, report, of_text)
@@ -136,7 +141,8 @@ def quantize_checkpoint(
                 "are left out",
                 directory.name,
             )
-        job = Job(model, reader, config, chosen, folder, num_tokens=sum(map(len, seen)))
+        merged = None if adapter is None else read_adapter(adapter, str(adapter), Checkpoint(directory))
+        job = Job(model, reader, config, chosen, folder, sum(map(len, seen)), merged)
         with progress_bar(len(model.layers), f"Quantising {directory.name}", progress, unit="layer") as done:
             job.run(seen, done)
         _copy_small_files(directory, folder)
@@ -148,7 +154,7 @@ def quantize_checkpoint(
     elif report and not kept:
         not_compared = "the text is too short to keep a window for it; give more text, or a smaller context"
     elif report:
-        quality, not_compared = _quality(directory, out, config, kept, tokenizer_name_or_path, progress)
+        quality, not_compared = _quality(directory, out, config, kept, tokenizer_name_or_path, progress, adapter)
     return Report(
         out=out,
         format=str(config.format),
@@ -228,10 +234,11 @@ def _quality(
     kept: Sequence[list[int]],
     tokenizer: str | Path | None,
     progress: bool,
+    adapter: str | Path | None,
 ) -> tuple[Quality | None, str | None]:
     """Returns the comparison with bfloat16, or None and the reason why there is none."""
     try:
-        return compare_models(directory, out, config, kept, tokenizer, progress), None
+        return compare_models(directory, out, config, kept, tokenizer, progress, adapter), None
     except MemoryError as error:  # calibration needs one layer in memory, comparison two models
         logger.warning("%s is written and whole, but could not be compared with bfloat16: %s", out, error)
         return None, str(error) or "there is too little memory for two models"

@@ -106,13 +106,15 @@ def compare_models(
     rows: Sequence[list[int]],
     tokenizer: str | Path | None,
     progress: bool,
+    adapter: str | Path | None = None,
 ) -> Quality:
     def quality(**options) -> tuple[Evaluation, float]:
         with LLMModel(**options, tokenizer_name_or_path=tokenizer, progress=progress) as model:
             return evaluate(model, rows, reference, max(map(len, rows)), progress), _decode_speed(model, rows[0])
 
-    with LLMModel(source, tokenizer, progress=progress) as reference:
-        uncalibrated, uncalibrated_speed = quality(model_name_or_path=source, quantization=config)
+    merged = {} if adapter is None else {"adapter": adapter, "merge": True}
+    with LLMModel(source, tokenizer, progress=progress, **merged) as reference:
+        uncalibrated, uncalibrated_speed = quality(model_name_or_path=source, quantization=config, **merged)
         calibrated, calibrated_speed = quality(model_name_or_path=out)
         speeds = {"bfloat16": _decode_speed(reference, rows[0])}
         speeds |= {"uncalibrated": uncalibrated_speed, "calibrated": calibrated_speed}

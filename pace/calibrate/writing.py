@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pace.calibrate.parts import Parts, num_rows, walk
 from pace.checkpoints.reader import CheckpointReader
 from pace.checkpoints.safetensors_file import TensorInfo
 from pace.checkpoints.safetensors_writer import SafetensorsWriter
+from pace.llm.adapters.merge import MergedReader
 from pace.llm.layers import Layer, TiedLMHead
 from pace.llm.layers.base import Vectors
 from pace.llm.models.base_model import BaseModelForCausalLM
@@ -28,15 +30,23 @@ class Output:
         self,
         folder: Path,
         model: BaseModelForCausalLM,
-        reader: CheckpointReader,
+        reader: CheckpointReader | MergedReader,
         parts: Parts,
         layouts: Mapping[str, WeightLayout | None],
         method: Method,
+        stored: Mapping[str, TensorInfo],
     ):
+        """`stored`: the tensors of the checkpoint, whose dtypes floats keep."""
+        self._stored = stored
         self.reader, self.parts, self.layouts, self.method = reader, parts, layouts, method
         self.tied = next(iter(model.lm_head.embedding.parts)) if isinstance(model.lm_head, TiedLMHead) else None
         """The embedding that is also the LM head, or None."""
         tensors = {parts.target(name): info for name, info in self._planned(model)}
+        self.apart = [
+            name for name in reader.tensors if any(re.fullmatch(pattern, name) for pattern in model.tensors_apart)
+        ]
+        """Tensors of the checkpoint next to the model's own, which are copied."""
+        tensors |= {name: reader.tensors[name] for name in self.apart}
         if self.tied and encoding.shares_codes(layouts[self.tied]):
             tensors["lm_head.weight_scale"] = tensors[f"{self.module(self.tied)}.weight_scale"]
         self.writer = SafetensorsWriter(
@@ -74,23 +84,30 @@ class Output:
 
     def stored(self, name: str) -> TensorInfo:
         """Dtype and shape of a model's tensor in the checkpoint."""
-        return self.reader.tensors[self.parts.sources[name]]
+        return self._stored[self.parts.sources[name]]
 
     def module(self, part: str) -> str:
         """Name of the part's module in the result."""
         return self.parts.target(f"{part}.weight").removesuffix(".weight")
 
     def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """Yields a checkpoint's tensor in pieces: the first row of each, and its rows."""
+        """Yields the checkpoint's tensor for one of the model in pieces: the first row of each, and its rows."""
         source = self.parts.sources[name]
         for start, stop in self.reader.row_ranges(source):
             yield start, self.reader.read(source, start, stop)
             self.reader.release(source, start, stop)
 
     def copy(self, name: str) -> None:
-        """Writes a tensor unchanged."""
+        """Writes a tensor in its own dtype."""
+        dtype = self.stored(name).dtype
         for start, piece in self.pieces(name):
-            self.write(name, piece, start)
+            self.write(name, piece.to(dtype), start)
+
+    def copy_apart(self) -> None:
+        """Writes the tensors next to the model's own."""
+        for name in self.apart:
+            self.writer.write(name, self.reader.read(name).view(self.reader.tensors[name].shape))
+            self.reader.release(name)
 
     def write(self, name: str, rows: Tensor, start: int = 0) -> None:
         self.writer.write(self.parts.target(name), rows, start)

@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--file", metavar="FILE", help="a file with one text a line")
     parser.add_argument("--prompt", metavar="NAME", help="name of the prompt that is put before each text")
+    parser.add_argument("--task", metavar="NAME", help="name of the task whose adapter the model has")
     parser.add_argument("--dimensions", type=count, metavar="N", help="keep the first N numbers of a vector")
     parser.add_argument(
         "--rank", metavar="QUERY", help="print scores of the texts, best first, in place of vectors; needs a reranker"
@@ -34,15 +35,16 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error("texts are given twice, as arguments and by --file; give them once")
     if arguments.file is not None and not os.path.isfile(arguments.file):
         arguments.parser.error(f"there is no file {arguments.file}")
-    if arguments.rank is not None and (arguments.prompt is not None or arguments.dimensions is not None):
-        arguments.parser.error("--rank prints scores, which have no --prompt and no --dimensions")
+    of_vectors = (arguments.prompt, arguments.task, arguments.dimensions)
+    if arguments.rank is not None and any(given is not None for given in of_vectors):
+        arguments.parser.error("--rank prints scores, which have no --prompt, --task or --dimensions")
     texts = arguments.texts or _lines(arguments.file)
     model = _open(arguments)
     if arguments.rank is not None:
         for index, score in model.rank(arguments.rank, texts, truncate=True):
             _print({"index": index, "score": score, "text": texts[index]})
         return 0
-    vectors = model.embed(texts, arguments.prompt, arguments.dimensions)
+    vectors = model.embed(texts, arguments.prompt, arguments.dimensions, task=arguments.task)
     for index, vector in enumerate(vectors.numpy()):
         _print({"index": index, "embedding": [float(str(number)) for number in vector]})
     return 0

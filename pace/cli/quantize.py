@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_matrix_arguments(parser, "auto")
     parser.add_argument(
+        "--adapter", metavar="PATH", help="a LoRA adapter that is merged into the weights before they are rounded"
+    )
+    parser.add_argument(
         "--calibrate",
         metavar="FILE",
         help='a text like those that the model will read; in a .jsonl file, each line is one text: {"text": "..."}',
@@ -99,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         cache_dir=arguments.cache_dir,
         local_files_only=arguments.local_files_only,
         report=arguments.report,
+        adapter=arguments.adapter,
     )
     print(json.dumps({**asdict(report), "out": str(report.out)}) if arguments.json else report)
     return 0

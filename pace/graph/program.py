@@ -62,7 +62,7 @@ class Program:
             raise NotImplementedError("a recorded forward pass ends in a whole matrix, not in some columns of one")
         self._result = logits.columns.value
         self.instructions = fuse(recording.instructions, self._result) if optimise else recording.instructions
-        self._file_tables = [each.table for each in self.instructions if isinstance(each, ReadRows)]
+        self._inputs = [each for each in self.instructions if isinstance(each, ReadRows)]
         self._program = _lower(self.instructions, self._result, neighbour and neighbour._program)
         self._last_cache: tuple[list[LayerBlocks] | None, _C.KvCache] = (None, _C.KvCache([]))
         self._last_batch: tuple[Callable[[], ForwardBatch | None], _C.Batch | None] = (lambda: None, None)
@@ -78,7 +78,7 @@ class Program:
             cache = _C.KvCache([_view(layer) for layer in batch.kv if layer is not None])
             self._last_cache = batch.kv, cache
         tables = [(cos.data_ptr(), sin.data_ptr()) for cos, sin in angles]
-        inputs = [table.rows(batch.tokens).float() for table in self._file_tables]
+        inputs = [each.read(batch) for each in self._inputs]
         last, arrays = self._last_batch
         if batch is not last():
             arrays = _C.Batch(batch)

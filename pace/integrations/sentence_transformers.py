@@ -16,13 +16,13 @@ from pace.llm.embedding_model import EmbeddingModel
 
 
 def query_prompt(prompts: Mapping[str, str]) -> str | None:
-    """Returns the name of the prompt that sentence-transformers puts before queries."""
-    return "query" if "query" in prompts else None
+    """Returns the name of the prompt before queries: that of sentence-transformers, or a task's."""
+    return next((name for name in ("query", "retrieval.query") if name in prompts), None)
 
 
 def document_prompt(prompts: Mapping[str, str]) -> str | None:
-    """Returns the name of the prompt that sentence-transformers puts before documents."""
-    return next((name for name in ("document", "passage", "corpus") if name in prompts), None)
+    """Returns the name of the prompt before documents: that of sentence-transformers, or a task's."""
+    return next((name for name in ("document", "passage", "corpus", "retrieval.passage") if name in prompts), None)
 
 
 class SentenceEncoder:
@@ -49,8 +49,12 @@ class SentenceEncoder:
         device: Any = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
+        task: str | None = None,
     ) -> np.ndarray | Tensor | list[Tensor]:
         """Returns the vectors, float32 `[N, D]`, or `[D]` for one string: an array, a tensor, or a list of tensors.
+
+        `task`: the task whose adapter the model has. It brings no prompt, and a prompt brings no task, as in
+        jina-embeddings-v3's own code: give both.
 
         `batch_size`, `show_progress_bar` and `device` have no effect: texts share steps without padding, on the CPU.
         Raises NotImplementedError for another `output_value` or `precision`."""
@@ -59,11 +63,16 @@ class SentenceEncoder:
         if precision != "float32":
             raise NotImplementedError(f"precision must be 'float32'; got {precision!r}")
         texts = [sentences] if isinstance(sentences, str) else list(sentences)
-        if prompt is not None:
-            texts, prompt_name = self._with_prompt(texts, prompt)
         normalise = True if normalize_embeddings else None
         vectors = torch.zeros(0, truncate_dim or self.model.dimensions)
-        if texts:
+        if task is not None or self.model.tasks:
+            self.model.check_task(task)
+            prefix = self._prefix(prompt_name) if prompt is None else prompt
+            tokens = self.model.tokenize_after(prefix, texts, task=task or self.model.default_task)
+            vectors = self.model.embed_tokens(tokens, truncate_dim, normalise)
+        elif texts:
+            if prompt is not None:
+                texts, prompt_name = self._with_prompt(texts, prompt)
             vectors = self.model.embed(texts, prompt=prompt_name, dimensions=truncate_dim, normalise=normalise)
         if isinstance(sentences, str):
             vectors = vectors[0]
@@ -80,7 +89,16 @@ class SentenceEncoder:
     def _encode_as(self, prompt_name: str | None, sentences: str | Sequence[str], options: dict[str, Any]) -> Any:
         if options.get("prompt") is None:
             options = {**options, "prompt_name": options.get("prompt_name") or prompt_name}
+        if prompt_name in self.model.tasks:
+            options.setdefault("task", prompt_name)
         return self.encode(sentences, **options)
+
+    def _prefix(self, prompt_name: str | None) -> str:
+        """The text of a prompt, or of the default one. Raises ValueError for an unknown name."""
+        name = prompt_name or self.default_prompt_name
+        if name is not None and name not in self.prompts:
+            raise ValueError(f"prompt_name must be one of {list(self.prompts)}; got {name!r}")
+        return "" if name is None else self.prompts[name]
 
     def _with_prompt(self, texts: list[str], prompt: str) -> tuple[list[str], str | None]:
         """Returns texts with a prompt that is given as a text, and the name of the prompt that is still to be added.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,10 @@ class EmbeddingModel:
     prompts: dict[str, str]
     """Name -> text that `embed` puts before each text."""
     default_prompt_name: str | None
+    tasks: tuple[str, ...] = ()
+    """Tasks that the checkpoint has adapters for; empty for most models."""
+    default_task: str | None = None
+    """The task of texts for which neither a task nor a prompt with its name is given."""
     num_labels: int
     """Labels of its classifier; 0 without one."""
     id2label: dict[int, str]
@@ -113,7 +118,11 @@ class EmbeddingModel:
         self._finish = Finish(parts.ops, size, parts.layers, settings.truncate_dim)
         self.dimensions = self._finish.default_size
         self.matryoshka_dimensions = _read_dimensions(parts.config, self._finish.size)
-        self.prompts, self.default_prompt_name = dict(settings.prompts), settings.default_prompt_name
+        self.prompts = {**embedder.instructions, **settings.prompts}
+        self.default_prompt_name = settings.default_prompt_name
+        self.tasks, self.default_task = tuple(embedder.instructions), settings.default_task
+        if self.default_task is not None and self.default_task not in self.tasks:
+            raise ValueError(f"default_task = {shown(self.default_task)} is none of the tasks {self.tasks}")
         self.num_labels = embedder.num_labels
         self.id2label = dict(enumerate(labels_of(dict(parts.config)))) if self.num_labels else {}
         self._is_multi_label = parts.config.get("problem_type") == "multi_label_classification"
@@ -158,10 +167,14 @@ class EmbeddingModel:
         dimensions: int | None = None,
         normalise: bool | None = None,
         truncate: bool = True,
+        task: str | None = None,
     ) -> Tensor:
         """Returns the vectors of one text or several, float32 `[N, D]`.
 
-        `prompt`: a name in `prompts`, whose text is put before each text. None for `default_prompt_name`.
+        `prompt`: a name in `prompts`, whose text is put before each text. None for that of the task, or else for
+        `default_prompt_name`.
+        `task`: a name in `tasks`, whose adapter the model has for these texts. None for the task that the prompt is
+        named after, or else for the checkpoint's default.
         `dimensions`: keeps the first D numbers: one of `matryoshka_dimensions`, or 1 to `dimensions` without those. The
         result has length 1 again where the model normalises.
         `normalise`: True or False to get vectors of length 1, or as they are; None for the checkpoint's own choice.
@@ -170,7 +183,7 @@ class EmbeddingModel:
         Raises TypeError and ValueError for invalid arguments."""
         self.check_dimensions(dimensions)
         _check_normalise(normalise)
-        return self.embed_tokens(self.tokenize(texts, prompt, truncate), dimensions, normalise)
+        return self.embed_tokens(self.tokenize(texts, prompt, truncate, task), dimensions, normalise)
 
     def rank(
         self, query: str, documents: Sequence[str], truncate: bool = False, instruction: str | None = None
@@ -201,10 +214,32 @@ class EmbeddingModel:
 
     # -- tokens in -----------------------------------------------------------------------------------------------------
 
-    def tokenize(self, texts: Texts, prompt: str | None = None, truncate: bool = True) -> list[TextTokens]:
+    def tokenize(
+        self, texts: Texts, prompt: str | None = None, truncate: bool = True, task: str | None = None
+    ) -> list[TextTokens]:
         """Returns the tokens of each text as `embed` computes them, with the prompt and special tokens."""
-        prefix = self._prompt_text(prompt)
-        return self._encoder().texts([prefix + text for text in _read_texts(texts)], truncate)
+        self.check_task(task)
+        if prompt is None:
+            prompt = task or self.default_prompt_name
+        if prompt is not None and prompt not in self.prompts:
+            raise ValueError(
+                f"prompt must be the name of one of this model's prompts, {_listed(self.prompts)}; got {shown(prompt)}"
+            )
+        if task is None:
+            task = prompt if prompt in self.tasks else self.default_task
+        return self.tokenize_after("" if prompt is None else self.prompts[prompt], texts, truncate, task)
+
+    def tokenize_after(
+        self, prefix: str, texts: Texts, truncate: bool = True, task: str | None = None
+    ) -> list[TextTokens]:
+        """Returns the tokens of `prefix` and each text, with special tokens, for the adapter of exactly this task."""
+        found = self._encoder().texts([prefix + text for text in _read_texts(texts)], truncate)
+        return [replace(text, task=task) for text in found] if task else found
+
+    def check_task(self, task: str | None) -> None:
+        """Raises ValueError for a task that the model has no adapter for."""
+        if task is not None and task not in self.tasks:
+            raise ValueError(f"task must be one of this model's tasks, {_listed(self.tasks)}; got {shown(task)}")
 
     def tokenize_pairs(self, pairs: Pairs, truncate: bool = False, instruction: str | None = None) -> list[TextTokens]:
         """Returns the tokens of each pair as `score` computes them."""
@@ -294,15 +329,6 @@ class EmbeddingModel:
             raise ValueError(f"{self.name} has no tokenizer; give tokenizer_name_or_path, or tokens instead of texts")
         return self._texts
 
-    def _prompt_text(self, name: str | None) -> str:
-        name = self.default_prompt_name if name is None else name
-        if name is None:
-            return ""
-        if name not in self.prompts:
-            known = ", ".join(map(repr, self.prompts)) or "none"
-            raise ValueError(f"prompt must be the name of one of this model's prompts, {known}; got {shown(name)}")
-        return self.prompts[name]
-
     def _check_classifier(self) -> None:
         if not self.num_labels:
             raise ValueError(
@@ -322,6 +348,10 @@ class EmbeddingModel:
     def __repr__(self) -> str:
         labels = f", {self.num_labels} labels" if self.num_labels else ""
         return f"EmbeddingModel({self.name!r}: {self.dimensions} dimensions{labels}, up to {self.max_length} tokens)"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
 
 
 def _read_texts(texts: Any, name: str = "texts") -> list[str]:

@@ -1,4 +1,5 @@
-"""`AdapterTable`: the LoRA adapters of one product of the base model, by slot."""
+"""`AdapterTable`: the LoRA adapters of one product of the base model, by slot. `EmbeddingAdapters`: those of an
+embedding."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pace.ops.file_table import RowTable
 from pace.ops.weight import DTYPE_CODES
 
 if TYPE_CHECKING:
+    from pace.batch import ForwardBatch
     from pace.ops.protocol import Weight
 
 
@@ -110,6 +113,67 @@ class AdapterTable:
                 parts = [part and replace(part, b=convert(part.b)) for part in matrices.parts]
                 table.put(slot, AdapterMatrices(convert(matrices.a), tuple(parts)))
         return table
+
+
+class EmbeddingAdapters:
+    """The adapters of an embedding `[num_rows, n]`, by slot: token t gets `scale * B A[:, t]` added to its row.
+
+    A token's columns of A are looked up side by side, those of slot s from column `s * max_rank` on (`AdapterRows`).
+    `products` multiplies them by B."""
+
+    def __init__(self, num_rows: int, n: int, num_slots: int, max_rank: int, dtype: torch.dtype):
+        self.num_rows = num_rows
+        self.max_rank = max_rank
+        self.dtype = torch.promote_types(dtype, torch.float32)
+        self.width = num_slots * max_rank
+        self.products = AdapterTable(self.width, [n], num_slots, max_rank, dtype)
+        self.columns: list[Tensor | None] = [None] * num_slots
+        """A' `[num_rows, r]` of each slot."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.products.nbytes + sum(columns.nbytes for columns in self.columns if columns is not None)
+
+    def selector(self, slot: int, rank: int) -> Tensor:
+        """Returns the matrix `[rank, width]` that takes the columns of a slot."""
+        found = torch.zeros(rank, self.width)
+        found[:, slot * self.max_rank :].fill_diagonal_(1.0)
+        return found
+
+    def put(self, slot: int, columns: Tensor, matrices: AdapterMatrices) -> None:
+        """Fills a slot: A' `[num_rows, r]`, then the packed `selector`, and B. Raises ValueError for matrices that do
+        not fit."""
+        self.products.put(slot, matrices)
+        self.columns[slot] = columns
+
+    def clear(self, slot: int) -> None:
+        """Empties a slot."""
+        self.products.clear(slot)
+        self.columns[slot] = None
+
+
+class AdapterRows(RowTable):
+    """The columns of A that the tokens of a step need, `[T, width]`; zeros for adapters that they do not have."""
+
+    def __init__(self, adapters: EmbeddingAdapters, routing: Tensor):
+        """`routing`: that of the step."""
+        self.adapters = adapters
+        self.routing = routing
+        self.k = adapters.width
+
+    def rows(self, ids: Tensor) -> Tensor:
+        adapters, slots = self.adapters, self.routing[:, : self.routing.shape[1] // 2]
+        found = torch.zeros(len(ids), self.k, dtype=adapters.dtype)
+        for slot in slots.unique().long().tolist():
+            columns = adapters.columns[slot] if slot >= 0 else None
+            if columns is not None:
+                of_slot = (slots == slot).any(1).nonzero().flatten()
+                first = slot * adapters.max_rank
+                found[of_slot, first : first + columns.shape[1]] = columns[ids[of_slot]].to(found.dtype)
+        return found
+
+    def of_step(self, batch: ForwardBatch) -> AdapterRows:
+        return AdapterRows(self.adapters, batch.routing)
 
 
 def _address(weight: Weight) -> int:

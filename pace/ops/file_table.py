@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pace.memory import ReusedPages
 
+if TYPE_CHECKING:
+    from pace.batch import ForwardBatch
+
 OWN_PAGES_BYTES = 1 << 20
 """Minimum size of rows that get their own pages, reused by later lookups. New pages for 512 rows of Gemma 4 E2B took as
 long as reading them."""
 
 
-class FileTable:
+class RowTable:
+    """Rows that Python looks up: `ForwardOps.embedding` takes one in place of a weight. A recorded program looks them
+    up before a step."""
+
+    k: int
+    """Columns of a row."""
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Returns rows `ids` (int64 `[T]`), floats `[T, k]`. Raises ValueError for an id outside of the table."""
+        raise NotImplementedError
+
+    def of_step(self, batch: ForwardBatch) -> RowTable:
+        """Returns the table of a step, for a table that was recorded."""
+        return self
+
+
+class FileTable(RowTable):
     """A matrix `[n, k]` in a file. It has no memory: a lookup reads the rows that it returns.
 
     `nbytes` is the size in the file. Thread-safe if `read` is."""

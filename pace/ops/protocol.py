@@ -28,7 +28,7 @@ from pace.ops.adapters import AdapterTable
 from pace.ops.blocks import BlockRows
 from pace.ops.draws import Drawn, Draws
 from pace.ops.experts import Activation, ClampedSwiglu, Router
-from pace.ops.file_table import FileTable
+from pace.ops.file_table import RowTable
 from pace.ops.quantizer import Quantizer
 from pace.ops.weight_layout import AnyLayout, QuantizedRows
 
@@ -174,7 +174,7 @@ class ForwardOps(Protocol):
     A row of a result depends only on the same row of the arguments (or the same token's span). It does not depend on
     the number of rows, other rows, or threads."""
 
-    def embedding(self, ids: Tensor, weight: Weight | FileTable) -> Tensor:
+    def embedding(self, ids: Tensor, weight: Weight | RowTable) -> Tensor:
         """Returns `[T, K]`: row `ids[t]` of the weight for int64 `ids [T]`, widened to float32.
 
         Raises ValueError for an id outside of the weight, TypeError (`native`) for ids of another dtype."""

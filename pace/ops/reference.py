@@ -20,7 +20,7 @@ from pace.ops import checks, weight_layout
 from pace.ops.adapters import AdapterTable
 from pace.ops.blocks import BlockRows
 from pace.ops.experts import Activation, Clamp, ClampedSwiglu
-from pace.ops.file_table import FileTable
+from pace.ops.file_table import RowTable
 from pace.ops.protocol import AttentionOptions, ExpertOptions
 from pace.ops.quantizer import Quantizer
 from pace.ops.reference_parts import adapters as reference_adapters
@@ -154,8 +154,8 @@ def unpack(weight: DenseWeight) -> Tensor:
 # linear, activations
 
 
-def embedding(ids: Tensor, weight: DenseWeight | FileTable) -> Tensor:
-    if isinstance(weight, FileTable):
+def embedding(ids: Tensor, weight: DenseWeight | RowTable) -> Tensor:
+    if isinstance(weight, RowTable):
         return weight.rows(ids)
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.n:
         raise ValueError(f"ids must be in 0..{weight.n - 1}; got {int(ids.min())}..{int(ids.max())}")

@@ -46,6 +46,16 @@ def test_operations_and_bytes_are_those_of_the_shape(name):
     assert costs.step_weight_bytes == pytest.approx(2 * costs.flops_per_token, rel=0.01)
 
 
+def test_operations_of_experts_are_those_of_the_chosen():
+    from tests.llm.models.encoders import nomic_moe as shape
+
+    encoder_class, config = read_encoder_config(shape.CONFIG)
+    costs = encoders.EncoderCosts.of(encoder_class(config, torch.float32, native), torch.float32)
+    attention, mlp = 4 * shape.HIDDEN**2, 2 * shape.HIDDEN * shape.INNER
+    mixture = shape.TOP * mlp + shape.HIDDEN * shape.EXPERTS
+    assert costs.flops_per_token == 2 * (4 * attention + 2 * mlp + 2 * mixture)
+
+
 def test_pairs_within_a_window():
     for length in (1, 2, 7):
         for side in (0, 1, 3, 6, 20, None):

@@ -87,11 +87,13 @@ def schemathesis(folder: Path, results: Path) -> None:
         _call(command, folder, folder)
 
 
-def openai_spec(folder: Path, results: Path) -> None:
+def openai_spec(check: str, options: Sequence[str], folder: Path, results: Path) -> None:
     """OpenAI's description of its API: every answer and every chunk of a stream matches its schema."""
-    python = environment(folder, ["jsonschema", "httpx"])
+    folder = folder.parent / "openai_spec"
+    folder.mkdir(exist_ok=True)
+    python = environment(folder, ["jsonschema", "httpx", "openai", "numpy"])
     spec = checkout(folder, "https://github.com/openai/openai-openapi") / "openapi.json"
-    _check(python, folder, results, "openai_spec", OPENAI_SPEC=str(spec))
+    _check(python, folder, results, check, options=options, OPENAI_SPEC=str(spec))
 
 
 def lm_eval(folder: Path, results: Path) -> None:
@@ -219,7 +221,12 @@ SUITES = {
         Suite("llama_cpp_clients", "llama.cpp's: Anthropic, responses, keys", partial(llama_cpp, LLAMA_CPP_CLIENTS)),
         Suite("llama_cpp_embeddings", "llama.cpp's: embeddings, ranks", partial(llama_cpp, LLAMA_CPP_EMBEDDINGS)),
         Suite("schemathesis", "schemathesis, all checks, on `/openapi.json`", schemathesis),
-        Suite("openai_spec", "OpenAI's OpenAPI description", openai_spec),
+        Suite("openai_spec", "OpenAI's OpenAPI description", partial(openai_spec, "openai_spec", [])),
+        Suite(
+            "openai_embeddings",
+            "OpenAI's OpenAPI description: embeddings, and its client",
+            partial(openai_spec, "openai_embeddings", ["--task", "embed"]),
+        ),
         Suite(
             "codex",
             "OpenAI's Codex, three turns with tools",

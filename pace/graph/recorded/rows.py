@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from pace import _C
 from pace.graph.instructions import Columns, Instruction, Places, Value
 from pace.graph.symbols import GivenColumns, GivenPlaces, Ids, Rows, SpanStarts
 from pace.ops.checks import check_pooling
-from pace.ops.file_table import FileTable
+from pace.ops.file_table import RowTable
 from pace.ops.weight import PackedWeight
+
+if TYPE_CHECKING:
+    from pace.batch import ForwardBatch
 
 
 @dataclass(eq=False)
@@ -30,11 +36,18 @@ class Embedding(Instruction):
 
 @dataclass(eq=False)
 class ReadRows(Instruction):
-    """out = rows of a table in a file. They are read before the step, and are input `number` of the program."""
+    """out = rows `ids + offset` of a table. They are read before the step, and are input `number` of the program."""
 
     out: Value
-    table: FileTable
+    table: RowTable
+    ids: str
+    offset: int
     number: int
+
+    def read(self, batch: ForwardBatch) -> Tensor:
+        """Returns the rows of a step, float32 `[T, k]`."""
+        ids = getattr(batch, self.ids)
+        return self.table.of_step(batch).rows(ids + self.offset if self.offset else ids).float()
 
     def lower(self, program: _C.Program, places: Places) -> None:
         program.input_rows(places.value(self.out), self.number)
@@ -43,14 +56,12 @@ class ReadRows(Instruction):
         yield "embedding"
 
 
-def embedding(ids: Ids, weight: PackedWeight | FileTable) -> Rows:
+def embedding(ids: Ids, weight: PackedWeight | RowTable) -> Rows:
     recording = ids.recording
-    if not isinstance(weight, FileTable):
+    if not isinstance(weight, RowTable):
         return recording.rows(Embedding(Value(weight.k), weight, ids.kind, ids.offset))
-    if ids.kind != "tokens" or ids.offset:
-        raise NotImplementedError("a recorded table in a file is indexed by the step's tokens")
     number = sum(isinstance(instruction, ReadRows) for instruction in recording.instructions)
-    return recording.rows(ReadRows(Value(weight.k), weight, number))
+    return recording.rows(ReadRows(Value(weight.k), weight, ids.kind, ids.offset, number))
 
 
 @dataclass(eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -10,15 +11,32 @@ from torch import Tensor
 from pace.batch import ForwardBatch
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import Recordable
-from pace.ops.adapters import AdapterTable
+from pace.ops.adapters import AdapterRows, AdapterTable, EmbeddingAdapters
 from pace.ops.experts import Activation
+from pace.ops.file_table import RowTable
 from pace.ops.protocol import ForwardOps, Weight
+
+
+@dataclass(frozen=True)
+class AdapterTables:
+    """The adapters of a model's products and embeddings. A tied matrix is both."""
+
+    products: Mapping[int, AdapterTable] = field(default_factory=dict)
+    """id of a weight -> the adapters of its product."""
+    embeddings: Mapping[int, EmbeddingAdapters] = field(default_factory=dict)
+    """id of a weight -> the adapters of its rows."""
+
+    def all(self) -> list[AdapterTable | EmbeddingAdapters]:
+        return [*self.products.values(), *self.embeddings.values()]
+
+    def __len__(self) -> int:
+        return len(self.products) + len(self.embeddings)
 
 
 class AdaptedModel:
     """The forward pass of a model, or of a stage of it, whose rows have the adapters of `batch.routing`."""
 
-    def __init__(self, model: Recordable, tables: Mapping[int, AdapterTable]):
+    def __init__(self, model: Recordable, tables: AdapterTables):
         """`tables`: as `AdapterSlots.tables`."""
         self.model = model
         self.tables = tables
@@ -28,14 +46,12 @@ class AdaptedModel:
 
 
 class AdaptedOps:
-    """`ForwardOps` whose products have adapters. All other operations are those of `ops`.
+    """`ForwardOps` whose products and embeddings have adapters. All other operations are those of `ops`.
 
     Adapters are added to `x W' + b`, before an activation. A residual comes first: `(residual + x W' + b) + adapters`.
     Rows without adapters have the bits of the plain product."""
 
-    def __init__(
-        self, ops: ForwardOps, tables: Mapping[int, AdapterTable], routing: Tensor, logit_rows: Tensor | None = None
-    ):
+    def __init__(self, ops: ForwardOps, tables: AdapterTables, routing: Tensor, logit_rows: Tensor | None = None):
         """`routing`, `logit_rows`: those of the step. Without `logit_rows`, a matrix has a row for each one of
         `routing`."""
         self._ops = ops
@@ -46,6 +62,13 @@ class AdaptedOps:
     def __getattr__(self, operation: str) -> Any:
         return getattr(self._ops, operation)
 
+    def embedding(self, ids: Tensor, weight: Weight | RowTable) -> Tensor:
+        y, adapters = self._ops.embedding(ids, weight), self._tables.embeddings.get(id(weight))
+        if adapters is not None:
+            columns = self._ops.embedding(ids, AdapterRows(adapters, self._routing))
+            self._ops.add_adapters_(y, columns, adapters.products, self._routing)
+        return y
+
     def linear(
         self,
         x: Tensor,
@@ -54,7 +77,7 @@ class AdaptedOps:
         activation: Activation | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        table = self._tables.get(id(weight))
+        table = self._tables.products.get(id(weight))
         if table is None:
             return self._ops.linear(x, weight, bias, activation, residual)
         if activation is None:
@@ -63,7 +86,7 @@ class AdaptedOps:
         return y if residual is None else residual + y
 
     def linear_glu(self, x: Tensor, weight: Weight, activation: str, bias: Tensor | None = None) -> Tensor:
-        table = self._tables.get(id(weight))
+        table = self._tables.products.get(id(weight))
         if table is None:
             return self._ops.linear_glu(x, weight, activation, bias)
         return self._ops.glu(self._adapted(x, weight, bias, None, table), activation)

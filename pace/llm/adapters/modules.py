@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +13,7 @@ from pace.llm.layers import Embedding, Linear, TiedLMHead
 from pace.llm.loading.names import name_in_model
 
 if TYPE_CHECKING:
-    from pace.llm.models.base_model import BaseModelForCausalLM
+    from pace.llm.models.model import Model
 
 HEAD = "lm_head.weight"
 
@@ -42,10 +42,9 @@ class Place(NamedTuple):
     part: int
 
 
-def products_of(model: BaseModelForCausalLM) -> Iterator[Product]:
+def products_of(model: Model) -> Iterator[Product]:
     """Yields the products that may have adapters: all of the forward pass, but those of experts and of heads."""
-    excluded = {id(expert) for stack in model.stacks() for expert in stack.experts}
-    excluded |= {id(matrix) for layer in model.layers_aside for matrix in layer.matrices()}
+    excluded = {id(expert) for stack in model.stacks() for expert in stack.experts} | _aside(model)
     head = model.lm_head.embedding if isinstance(model.lm_head, TiedLMHead) else model.lm_head
     if head is not None:
         yield Product(head, [ProductPart(HEAD, torch.arange(head.n))])
@@ -68,7 +67,7 @@ def _parts_of(matrix: Linear) -> list[ProductPart]:
     return [ProductPart(tensor, torch.cat(rows)) for tensor, rows in found]
 
 
-def places_of(model: BaseModelForCausalLM) -> dict[str, list[Place]]:
+def places_of(model: Model) -> dict[str, list[Place]]:
     """Returns name of a tensor -> its columns of products."""
     places: dict[str, list[Place]] = {}
     for product in products_of(model):
@@ -77,10 +76,37 @@ def places_of(model: BaseModelForCausalLM) -> dict[str, list[Place]]:
     return places
 
 
-def tensors_of(model: BaseModelForCausalLM, paths: Iterable[str]) -> dict[str, str]:
+def embeddings_of(model: Model) -> dict[str, Embedding]:
+    """Returns name of a tensor -> the embedding of the forward pass that holds it."""
+    aside = _aside(model)
+    return {
+        matrix.tensor(part): matrix
+        for matrix in model.matrices()
+        if isinstance(matrix, Embedding) and id(matrix) not in aside
+        for part in matrix.parts
+    }
+
+
+def _aside(model: Model) -> set[int]:
+    """Ids of the matrices that the forward pass of text does not use."""
+    return {id(matrix) for layer in model.layers_aside for matrix in layer.matrices()}
+
+
+def tensors_of(model: Model, paths: Iterable[str]) -> dict[str, str]:
     """Returns module path -> the model's name of its tensor, whether the model has it or not. Paths may be those of
     any class that `transformers` has for the checkpoint, such as the bare decoder."""
-    names = {path: name_in_model(model, f"{path}.weight") for path in paths}
+    return _names(model, {path: f"{path}.weight" for path in paths})
+
+
+def whole_tensors_of(model: Model, wholes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns tensors by the model's names. If head and embedding are one matrix, its copy under the head's name is
+    kept."""
+    names = _names(model, {name: name for name in wholes})
+    return {here: wholes[name] for name, here in names.items()}
+
+
+def _names(model: Model, given: Mapping[str, str]) -> dict[str, str]:
+    names = {key: name_in_model(model, name) for key, name in given.items()}
     if any(name.startswith(model.prefix) for name in names.values()):
         return names
-    return {path: name if name == HEAD else model.prefix + name for path, name in names.items()}
+    return {key: name if name.startswith(model.outside) else model.prefix + name for key, name in names.items()}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pace.checkpoints.files import asks_for_nothing, read_json_object
+from pace.llm.adapters.patterns import Pattern
 from pace.naming import shown
 
 CONFIG_NAME = "adapter_config.json"
@@ -18,9 +18,9 @@ MAX_PATTERN = 1024
 """Maximum length of a key of `rank_pattern` and `alpha_pattern`."""
 
 WITHOUT_EFFECT = frozenset(
-    "auto_mapping base_model_name_or_path ensure_weight_tying eva_config exclude_modules fan_in_fan_out inference_mode "
-    "layers_pattern layers_to_transform lora_dropout megatron_config megatron_core merge_weights peft_version "
-    "qalora_group_size revision runtime_config target_modules target_parameters task_type".split()
+    "auto_mapping base_model_name_or_path eva_config exclude_modules fan_in_fan_out inference_mode layers_pattern "
+    "layers_to_transform lora_dropout megatron_config megatron_core merge_weights peft_version qalora_group_size "
+    "revision runtime_config target_modules target_parameters task_type".split()
 )
 """Fields about training, about where modules were found, and about files. The tensors themselves say the rest."""
 REFUSED = {
@@ -31,7 +31,6 @@ REFUSED = {
     "layer_replication": "layers that are used several times",
     "loftq_config": "weights of the base that were changed before training (LoftQ)",
     "lora_ga_config": "weights of the base that were changed before training (LoRA-GA)",
-    "modules_to_save": "modules that were trained in full",
     "monteclora_config": "random adapters (MonteCLoRA)",
     "trainable_token_indices": "embeddings of single tokens",
     "use_bdlora": "block-diagonal adapters (BD-LoRA)",
@@ -41,7 +40,8 @@ REFUSED = {
 }
 """Fields of what is not implemented, by what they ask for."""
 READ = frozenset(
-    "alpha_pattern bias init_lora_weights lora_alpha lora_bias peft_type r rank_pattern use_rslora".split()
+    "alpha_pattern bias ensure_weight_tying init_lora_weights lora_alpha lora_bias modules_to_save peft_type r "
+    "rank_pattern use_rslora".split()
 )
 INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 """Values of `init_lora_weights` that leave the base as it is. Others change it, so that the adapter only fits the
@@ -54,12 +54,16 @@ class PeftConfig:
 
     path: Path
     alpha: float
-    alphas: Mapping[str, float]
-    """Pattern of module paths -> alpha."""
+    alphas: Sequence[tuple[Pattern, float]]
+    """Patterns of module paths, and alpha for each."""
     is_rank_stabilised: bool
     """True to divide alpha by the root of the rank."""
     has_bias: bool
     """True if the adapter may have biases inside of the scale."""
+    modules_to_save: tuple[str, ...] = ()
+    """Ends of the paths of modules that were trained in full."""
+    ensures_tying: bool = False
+    """True if the adapter of an embedding is also that of a tied head."""
 
     @classmethod
     def read(cls, directory: Path) -> PeftConfig:
@@ -96,22 +100,37 @@ class PeftConfig:
         _read_number(path, "r", fields.get("r", 8), whole=True)
         for pattern, rank in _read_patterns(path, "rank_pattern", fields).items():
             _read_number(path, f"rank_pattern[{shown(pattern)}]", rank, whole=True)
-        alphas = {
-            pattern: _read_number(path, f"alpha_pattern[{shown(pattern)}]", alpha)
-            for pattern, alpha in _read_patterns(path, "alpha_pattern", fields).items()
-        }
+        alphas = [
+            (_pattern(path, key), _read_number(path, f"alpha_pattern[{shown(key)}]", alpha))
+            for key, alpha in _read_patterns(path, "alpha_pattern", fields).items()
+        ]
         return cls(
             path,
             _read_number(path, "lora_alpha", fields.get("lora_alpha", 8)),
             alphas,
             _read_flag(path, "use_rslora", fields),
             _read_flag(path, "lora_bias", fields),
+            _read_modules_to_save(path, fields),
+            _read_flag(path, "ensure_weight_tying", fields),
         )
+
+    def was_trained_in_full(self, tensor: str) -> bool:
+        """True if `modules_to_save` names a module with this tensor."""
+        return any(_is_within(tensor, module) for module in self.modules_to_save)
+
+    def check_saved(self, path: Path, tensors: Collection[str]) -> None:
+        """Raises ValueError if `modules_to_save` names a module that has none of these tensors of a file."""
+        for module in self.modules_to_save:
+            if not any(_is_within(tensor, module) for tensor in tensors):
+                raise ValueError(f"{self.path}: modules_to_save names {shown(module)}, and {path.name} has none")
 
     def scale(self, module: str, rank: int) -> float:
         """Returns the factor of a module's product, by the module's own alpha and rank. Raises ValueError if patterns
         with different values match the module: PEFT would take the first, in an order that its own files lose."""
-        found = {pattern: alpha for pattern, alpha in self.alphas.items() if _matches(pattern, module)}
+        try:
+            found = {pattern.key: alpha for pattern, alpha in self.alphas if pattern.matches(module)}
+        except ValueError as error:
+            raise ValueError(f"{self.path}: alpha_pattern: {error}") from None
         if len(set(found.values())) > 1:
             listed = ", ".join(f"{shown(pattern)}: {alpha:g}" for pattern, alpha in found.items())
             raise ValueError(
@@ -122,8 +141,17 @@ class PeftConfig:
         return alpha / (math.sqrt(rank) if self.is_rank_stabilised else rank)
 
 
-def _matches(pattern: str, module: str) -> bool:
-    return re.match(rf"(.*\.)?({pattern})$", module) is not None
+def _is_within(tensor: str, module: str) -> bool:
+    """True if a tensor belongs to a module, or to one inside of it, whose path has this end."""
+    parts = tensor.split(".")[:-1]
+    return any(".".join(parts[:count]).endswith(module) for count in range(1, len(parts) + 1))
+
+
+def _read_modules_to_save(path: Path, fields: Mapping[str, Any]) -> tuple[str, ...]:
+    found = fields.get("modules_to_save") or []
+    if not isinstance(found, list) or not all(isinstance(name, str) and name for name in found):
+        raise ValueError(f"{path}: modules_to_save must be a list of names; got {shown(found)}")
+    return tuple(found)
 
 
 def _read_patterns(path: Path, name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,14 +161,16 @@ def _read_patterns(path: Path, name: str, fields: Mapping[str, Any]) -> dict[str
         return {}
     if not isinstance(found, dict):
         raise ValueError(f"{path}: {name} must be an object of patterns and numbers; got {shown(found)}")
-    for pattern in found:
-        try:
-            re.compile(pattern)
-        except (re.error, RecursionError, OverflowError):
-            raise ValueError(f"{path}: {name} has the key {shown(pattern)}, which is no regular expression") from None
-        if len(pattern) > MAX_PATTERN:
-            raise ValueError(f"{path}: {name} has a key of more than {MAX_PATTERN} characters")
+    if any(len(key) > MAX_PATTERN for key in found):
+        raise ValueError(f"{path}: {name} has a key of more than {MAX_PATTERN} characters")
     return found
+
+
+def _pattern(path: Path, key: str) -> Pattern:
+    try:
+        return Pattern(key)
+    except (ValueError, NotImplementedError) as error:
+        raise type(error)(f"{path}: alpha_pattern: {error}") from None
 
 
 def _read_number(path: Path, name: str, value: Any, whole: bool = False) -> float:

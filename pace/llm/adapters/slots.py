@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pace.llm.adapters.modules import Place, Product, places_of, tensors_of
+from pace.llm.adapters.adapted import AdapterTables
+from pace.llm.adapters.experts import ExpertTensors
+from pace.llm.adapters.modules import Place, Product, embeddings_of, places_of, tensors_of
 from pace.llm.adapters.weights import AdapterModule, AdapterWeights
+from pace.llm.layers import Embedding
 from pace.llm.layers.linear import check_range
+from pace.llm.layers.weight_target import WeightTarget
 from pace.llm.sequence import AdapterKey
-from pace.ops.adapters import AdapterMatrices, AdapterPart, AdapterTable
+from pace.ops.adapters import AdapterMatrices, AdapterPart, AdapterTable, EmbeddingAdapters
 
 if TYPE_CHECKING:
-    from pace.llm.models.base_model import BaseModelForCausalLM
+    from pace.llm.models.model import Model
 
 MAX_LISTED = 10
 """Maximum number of modules listed for each kind of mistake."""
@@ -41,7 +45,7 @@ class AdapterSlots:
     old one. Not thread-safe: the engine's thread calls everything but `check` between two steps
     (`EngineDriver.call`)."""
 
-    def __init__(self, model: BaseModelForCausalLM, max_adapters: int = 8, max_rank: int = 64):
+    def __init__(self, model: Model, max_adapters: int = 8, max_rank: int = 64):
         """Takes no memory: adapters take theirs when they are loaded. `model` is loaded before `check` and `load`."""
         for name, value in (("max_adapters", max_adapters), ("max_rank", max_rank)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -49,9 +53,9 @@ class AdapterSlots:
         self.model = model
         self.max_adapters = max_adapters
         self.max_rank = max_rank
-        self.tables: dict[int, AdapterTable] = {}
-        """id of a weight -> the adapters of its product. Another dict once an adapter has a product that no other one
-        had: then the forward pass is recorded anew."""
+        self.tables = AdapterTables()
+        """The adapters of all slots. Another object once an adapter has a product that no other one had: then the
+        forward pass is recorded anew."""
         self._loaded: dict[str, _Loaded] = {}
 
     # -- loading
@@ -60,41 +64,57 @@ class AdapterSlots:
     def _places(self) -> dict[str, list[Place]]:
         return places_of(self.model)
 
+    @cached_property
+    def _embeddings(self) -> dict[str, Embedding]:
+        return embeddings_of(self.model)
+
     def check(self, weights: AdapterWeights) -> None:
         """Raises unless the adapter fits the model; from any thread.
 
         ValueError: modules that the model does not have, shapes other than the model's, a rank above `max_rank`; one
-        error lists all. NotImplementedError, by name: adapters of embeddings, norms, experts, towers, and of the
+        error lists all. NotImplementedError, by name: adapters of norms, experts, towers, tables in a file, and of the
         products of heads in latent attention."""
         targets, model = self.model.targets(), type(self.model).__name__
         unknown, other, wrong = [], [], []
         for path, tensor in tensors_of(self.model, weights.modules).items():
-            module, places = weights.modules[path], self._places.get(tensor, [])
-            num_rows = sum(len(place.product.parts[place.part].rows) for place in places)
-            if not places and tensor not in targets:
+            module, shape = weights.modules[path], self._shape(tensor, weights.modules[path])
+            if shape is None and tensor not in targets and tensor not in ExpertTensors(self.model).parts:
                 unknown.append(path)
-            elif not places or (tensor in targets and num_rows != targets[tensor][0].num_rows):
+            elif shape is None or not self._is_whole(tensor, shape, targets):
                 other.append(path)
-            else:
-                n, k = num_rows, places[0].product.layer.k
-                if (module.b.shape[0], module.a.shape[1]) != (n, k):
-                    wrong.append(
-                        f"{path} has A {list(module.a.shape)} and B {list(module.b.shape)}, for a matrix [{n}, {k}]"
-                    )
-                elif module.rank > self.max_rank:
-                    wrong.append(
-                        f"{path} has rank {module.rank}, more than max_rank={self.max_rank}; load the model with "
-                        f"max_lora_rank={module.rank} or more"
-                    )
+            elif (module.b.shape[0], module.a.shape[1]) != shape:
+                wrong.append(
+                    f"{path} has A {list(module.a.shape)} and B {list(module.b.shape)}, for a matrix {list(shape)}"
+                )
+            elif module.rank > self.max_rank:
+                wrong.append(
+                    f"{path} has rank {module.rank}, more than max_rank={self.max_rank}; load the model with "
+                    f"max_lora_rank={module.rank} or more"
+                )
+        other += [*weights.experts, *weights.wholes]
         if other:
             raise NotImplementedError(
-                f"the adapter {weights.name!r} changes {_listed(other)}: adapters of embeddings, norms, experts, "
-                "encoders of images and sound, and of the heads of latent attention are not implemented; merge it "
-                "(LLMModel(path, adapter=..., merge=True)), or train one without these modules"
+                f"the adapter {weights.name!r} changes {_listed(other)}: adapters of norms, experts, encoders of "
+                "images and sound, tables in files, the heads of latent attention, and modules trained in full are "
+                "not implemented for each request; merge it (LLMModel(path, adapter=..., merge=True)), or train one "
+                "without these modules"
             )
         problems = {f"modules that {model} does not have": unknown, "of the wrong size": wrong}
         if lines := [f"{title} ({len(found)}): {_listed(found)}" for title, found in problems.items() if found]:
             raise ValueError(f"the adapter {weights.name!r} does not fit this model:\n  " + "\n  ".join(lines))
+
+    def _shape(self, tensor: str, module: AdapterModule) -> tuple[int, int] | None:
+        """Rows of B and columns of A for a tensor; None if it cannot have such an adapter."""
+        if module.of_embedding:
+            embedding = self._embeddings.get(tensor)
+            return (embedding.k, embedding.n) if embedding else None
+        places = self._places.get(tensor, [])
+        num_rows = sum(len(place.product.parts[place.part].rows) for place in places)
+        return (num_rows, places[0].product.layer.k) if places else None
+
+    def _is_whole(self, tensor: str, shape: tuple[int, int], targets: Mapping[str, list[WeightTarget]]) -> bool:
+        """True if products that may have adapters use all rows of a tensor."""
+        return tensor in self._embeddings or tensor not in targets or shape[0] == targets[tensor][0].num_rows
 
     def load(self, weights: AdapterWeights) -> str:
         """Loads an adapter into a free slot and returns its digest, which `Sequence.adapter` names from then on. If
@@ -119,36 +139,51 @@ class AdapterSlots:
         return digest
 
     def _fill(self, slot: int, weights: AdapterWeights) -> None:
-        """Writes the matrices of an adapter into a slot of each product that it changes."""
+        """Writes the matrices of an adapter into a slot of each product and embedding that it changes."""
         found: dict[Product, dict[int, AdapterModule]] = {}
+        embedded: list[tuple[Embedding, AdapterModule]] = []
         for path, tensor in tensors_of(self.model, weights.modules).items():
+            module = weights.modules[path]
+            if module.of_embedding:
+                embedded.append((self._embeddings[tensor], module))
+                continue
             for place in self._places[tensor]:
-                found.setdefault(place.product, {})[place.part] = weights.modules[path]
+                found.setdefault(place.product, {})[place.part] = module
+        products = {id(product.layer.weight): self._table(product) for product in found}
+        embeddings = {id(layer.weight): self._embedding_table(layer) for layer, _ in embedded}
+        tables = AdapterTables(products | self.tables.products, embeddings | self.tables.embeddings)
         ops, dtype = self.model.ops, self.model.dtype
         matrices: list[Tensor] = []
         for product, modules in found.items():
             matrices.append(torch.cat([modules[part].a.to(torch.float32) for part in sorted(modules)]))
             matrices += [modules[part].b[product.parts[part].rows] for part in sorted(modules)]
-        for matrix in matrices:
+        for layer, module in embedded:
+            matrices += [tables.embeddings[id(layer.weight)].selector(slot, module.rank), module.b]
+        for matrix in [*matrices, *(module.a for _, module in embedded)]:
             check_range(matrix, dtype, f"the adapter {weights.name!r}")
         packed = iter(ops.pack_matrices(matrices, dtype))
-        filled: dict[Product, AdapterMatrices] = {}
+        filled: list[tuple[AdapterTable, AdapterMatrices]] = []
         for product, modules in found.items():
             a, parts = next(packed), [None] * len(product.parts)
             for part in sorted(modules):
                 module, rows = modules[part], product.parts[part].rows
                 bias = None if module.bias is None else module.bias[rows].float()
                 parts[part] = AdapterPart(next(packed), bias, module.scale)
-            filled[product] = AdapterMatrices(a, tuple(parts))
-        new = {id(product.layer.weight): self._table(product) for product in found}
-        if new.keys() - self.tables.keys():
-            self.tables = new | self.tables
-        for product, of_product in filled.items():
-            self.tables[id(product.layer.weight)].put(slot, of_product)
+            filled.append((tables.products[id(product.layer.weight)], AdapterMatrices(a, tuple(parts))))
+        if len(tables) > len(self.tables):
+            self.tables = tables
+        for table, of_product in filled:
+            table.put(slot, of_product)
+        for layer, module in embedded:
+            of_rows = AdapterMatrices(next(packed), (AdapterPart(next(packed), None, module.scale),))
+            self.tables.embeddings[id(layer.weight)].put(slot, module.a.T.to(dtype).contiguous(), of_rows)
 
     def _table(self, product: Product) -> AdapterTable:
         columns = [len(part.rows) for part in product.parts]
         return AdapterTable(product.layer.k, columns, self.max_adapters, self.max_rank, self.model.dtype)
+
+    def _embedding_table(self, layer: Embedding) -> EmbeddingAdapters:
+        return EmbeddingAdapters(layer.n, layer.k, self.max_adapters, self.max_rank, self.model.dtype)
 
     # -- unloading
 
@@ -170,7 +205,7 @@ class AdapterSlots:
         used = {digest for key in in_use for digest, _ in key}
         for digest, loaded in list(self._loaded.items()):
             if not loaded.num_loads and digest not in used:
-                for table in self.tables.values():
+                for table in self.tables.all():
                     table.clear(loaded.slot)
                 del self._loaded[digest]
 
@@ -193,7 +228,7 @@ class AdapterSlots:
     @property
     def nbytes(self) -> int:
         """Bytes of all loaded adapters."""
-        return sum(table.nbytes for table in self.tables.values())
+        return sum(table.nbytes for table in self.tables.all())
 
 
 def _listed(paths: list[str]) -> str:

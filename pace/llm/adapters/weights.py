@@ -1,10 +1,11 @@
-"""The weights of a LoRA adapter, as its file has them: one pair of matrices for each module of the base model."""
+"""The weights of a LoRA adapter, as its file has them. A module of the base model has a pair of matrices, and so have
+all experts of a mixture. Some modules were trained in full."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class AdapterModule:
-    """What an adapter adds to the product of one module: `scale * (B (A x) + bias)`."""
+    """What an adapter adds to the product of one module: `scale * (B (A x) + bias)`. To row t of an embedding, it adds
+    `scale * B A[:, t]`."""
 
     a: Tensor
     """A `[r, K]`, of any float dtype; finite."""
@@ -23,6 +25,8 @@ class AdapterModule:
     """`[N]`, inside of the scale."""
     scale: float
     """alpha / r, or alpha / sqrt(r), with this module's own alpha and r. Finite."""
+    of_embedding: bool = False
+    """True for a table `[K, N]` of K tokens."""
 
     def __post_init__(self) -> None:
         (r, k), (n, columns) = self.a.shape, self.b.shape
@@ -39,6 +43,29 @@ class AdapterModule:
 
 
 @dataclass(frozen=True, eq=False)
+class ExpertMatrices:
+    """What an adapter adds to one tensor with a matrix `[N, K]` of each of E experts."""
+
+    a: Tensor
+    """`[E r, K]`: A of the first expert, then of the next."""
+    b: Tensor
+    """`[N, r E]`: a column of each expert, then the next column of each."""
+    scale: Callable[[str, int], float]
+    """Returns the scale, given the path of the tensor and r."""
+
+    def fits(self, num_experts: int, n: int, k: int) -> bool:
+        """True if these are adapters of experts with matrices `[n, k]`."""
+        (rows, width), (height, columns) = self.a.shape, self.b.shape
+        return (height, width) == (n, k) and rows == columns and rows % num_experts == 0
+
+    def of_expert(self, expert: int, num_experts: int, path: str) -> AdapterModule:
+        """The adapter of one expert. `path` is that of the tensor."""
+        rank = self.a.shape[0] // num_experts
+        a = self.a[expert * rank : (expert + 1) * rank]
+        return AdapterModule(a, self.b[:, expert::num_experts], None, self.scale(path, rank))
+
+
+@dataclass(frozen=True, eq=False)
 class AdapterWeights:
     """An adapter that was read and checked, but is not loaded."""
 
@@ -46,21 +73,35 @@ class AdapterWeights:
     """For messages."""
     modules: Mapping[str, AdapterModule]
     """Module path -> its weights. A path is the name of the base's tensor without ".weight", in the base's class as it
-    was trained: "model.layers.0.self_attn.q_proj". At least one."""
+    was trained: "model.layers.0.self_attn.q_proj"."""
+    experts: Mapping[str, Sequence[ExpertMatrices]] = field(default_factory=dict)
+    """Path of a mixture's experts -> their adapters, of one tensor each. The shapes say which: gate and up come before
+    down. Only for merging."""
+    wholes: Mapping[str, Tensor] = field(default_factory=dict)
+    """Name of a tensor -> what it becomes, for modules that were trained in full. Only for merging."""
 
     @property
     def rank(self) -> int:
-        """The largest rank of a module."""
-        return max(module.rank for module in self.modules.values())
+        """The largest rank of a module; 0 if none has one."""
+        return max((module.rank for module in self.modules.values()), default=0)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of modules, shapes, scales and values, in hexadecimal: equal for equal adapters under any name."""
         digest = hashlib.sha256()
-        for path, module in sorted(self.modules.items()):
-            parts = [module.a, module.b, *([] if module.bias is None else [module.bias])]
+
+        def add(what: tuple[object, ...], parts: Sequence[Tensor]) -> None:
             shapes = [(str(part.dtype), tuple(part.shape)) for part in parts]
-            digest.update(repr((path, float(module.scale), shapes)).encode())
+            digest.update(repr((*what, shapes)).encode())
             for part in parts:
                 digest.update(part.contiguous().view(-1).view(torch.uint8).numpy())
+
+        for path, module in sorted(self.modules.items()):
+            parts = [module.a, module.b, *([] if module.bias is None else [module.bias])]
+            add((path, float(module.scale), module.of_embedding), parts)
+        for path, of_tensors in sorted(self.experts.items()):
+            for matrices in of_tensors:
+                add(("experts", path, matrices.scale(path, 1)), [matrices.a, matrices.b])
+        for name, whole in sorted(self.wholes.items()):
+            add(("whole", name), [whole])
         return digest.hexdigest()

@@ -5,7 +5,7 @@ Chunks, the prefix cache and preemption are the engine's. A step without logits 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
@@ -31,6 +31,7 @@ class CausalEmbedder:
     """Computes rows of the final norm, pooled, and logits of a classifier or of two answers."""
 
     num_types = 0
+    instructions: Mapping[str, str] = {}
 
     def __init__(self, driver: EngineDriver, pad_token_id: int | None = None):
         """`pad_token_id`: the config's. A classifier reads the row of the last token that is another one."""

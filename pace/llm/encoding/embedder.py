@@ -3,7 +3,7 @@ implement it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -28,6 +28,8 @@ class TextTokens:
     tokens: tuple[int, ...]
     types: tuple[int, ...] | None = None
     """The type of each token: 0, or 1 in the second text of a pair. None: all are 0."""
+    task: str | None = None
+    """A task of the model, whose adapter its rows have. None: the rows of the model without adapters."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -46,6 +48,8 @@ class Embedder(Protocol):
     """Number of token types that the model distinguishes. Texts only have `types` if it is above 1."""
     num_labels: int
     """Logits of its classifier; 0 without one."""
+    instructions: Mapping[str, str]
+    """Task of an adapter -> the text that is put before a text. Empty for most models."""
 
     def submit(self, texts: Sequence[TextTokens], what: What) -> Future[Tensor]:
         """Queues texts. The future gets float32 `[N, P]`, the pooled rows of each text in order, P is `hidden_size` for
@@ -94,6 +98,8 @@ def check_texts(embedder: Embedder, texts: Sequence[TextTokens]) -> None:
             raise ValueError(
                 f"text {index} has the token id {wrong}; ids of this model are 0 to {embedder.vocab_size - 1}"
             )
+        if text.task is not None and text.task not in embedder.instructions:
+            raise ValueError(f"text {index} has the task {text.task!r}, which this model has no adapter for")
         if text.types is not None:
             _check_types(embedder, text, text.types, index)
 

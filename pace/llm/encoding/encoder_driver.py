@@ -34,6 +34,7 @@ class EncoderDriver:
         self.vocab_size = encoder.vocab_size
         self.num_types = encoder.num_types
         self.num_labels = encoder.num_labels
+        self.instructions = {task: encoder.instructions[task] for task in runner.tasks}
         self.max_length = min(encoder.max_length, MAX_LENGTH) if max_length is None else max_length
         self.driver: StepDriver[TextQueue] = StepDriver(
             TextQueue(_Run(runner, max(max_tokens, self.max_length)), max_tokens, MAX_TEXTS),
@@ -90,7 +91,7 @@ class _Run:
 
     def __init__(self, runner: EncoderRunner, max_tokens: int):
         self._runner = runner
-        self._steps = TextSteps(runner.encoder, max_tokens, MAX_TEXTS)
+        self._steps = TextSteps(runner.encoder, max_tokens, MAX_TEXTS, runner.tasks)
 
     def __call__(self, texts: list[TextTokens], what: What) -> Tensor:
         batch = self._steps.batch(texts)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pace.checkpoints.reader import CheckpointReader
+from pace.llm.adapters.weights import AdapterWeights
 from pace.llm.encoding.encoder_driver import EncoderDriver
 from pace.llm.encoding.steps import MAX_LENGTH
-from pace.llm.loading.checkpoint import Checkpoint
+from pace.llm.loading.checkpoint import Checkpoint, errors_about
 from pace.llm.loading.find import find_checkpoint
 from pace.llm.loading.load import check_paths, find_tokenizer, warn_of_missing_kernels, weights_file
 from pace.llm.loading.model import check_fits, fill_model, make_encoder
@@ -55,8 +56,17 @@ def open_encoder(
     check(tokenizer, encoder, checkpoint)
     checkpoint.forget_vocabulary()
     fill_model(encoder, checkpoint, threads, options.progress)
-    driver = EncoderDriver(EncoderRunner(encoder, options.backend), options.max_seq_len)
+    runner = EncoderRunner(encoder, options.backend, tasks=_read_tasks(encoder, checkpoint))
+    driver = EncoderDriver(runner, options.max_seq_len)
     return LoadedEncoder(driver, tokenizer, checkpoint)
+
+
+def _read_tasks(encoder: Encoder, checkpoint: Checkpoint) -> list[AdapterWeights]:
+    """Reads the adapters for tasks of an encoder that has some."""
+    if not encoder.instructions:
+        return []
+    with checkpoint.open_weights(encoder.config.quantization_config) as reader, errors_about(checkpoint):
+        return encoder.read_tasks(reader)
 
 
 def _make_encoder(options: LoadOptions, checkpoint: Checkpoint) -> Encoder:

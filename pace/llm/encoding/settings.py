@@ -49,8 +49,9 @@ OLD_POOLINGS = {
 LOADING_FIELDS = {
     *("trust_remote_code", "torch_dtype", "dtype", "attn_implementation", "use_cache", "use_flash_attn"),
     *("add_pooling_layer", "low_cpu_mem_usage", "padding_side", "unpad_inputs", "use_memory_efficient_attention"),
+    *("default_task", "lora_main_params_trainable"),
 }
-"""Arguments of loading a model or tokenizer that change no result."""
+"""Arguments of loading a model or tokenizer that change no result, and `default_task`."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class EncodingSettings:
     max_length: int | None = None
     """Maximum number of tokens of a text."""
     lower_case: bool = False
+    default_task: str | None = None
+    """Task of the adapter of texts that name none."""
 
     @property
     def normalises(self) -> bool:
@@ -254,6 +257,9 @@ def _read_texts(path: Path) -> dict[str, Any]:
         given = config.get(name) or {}
         if not isinstance(given, dict) or given.keys() - LOADING_FIELDS:
             raise NotImplementedError(f"{path}: {name} = {shown(given)} is not implemented")
+    default_task = next((task for name in loading if (task := (config.get(name) or {}).get("default_task"))), None)
+    if not isinstance(default_task, str | None):
+        raise ValueError(f"{path}: default_task must be the name of a task; got {shown(default_task)}")
     task = config.get("transformer_task", "feature-extraction")
     tasks = ("feature-extraction", "sequence-classification", "text-generation")
     if task not in tasks:
@@ -272,6 +278,7 @@ def _read_texts(path: Path) -> dict[str, Any]:
     return {
         "max_length": None if length is None else _count(path, "max_seq_length", length),
         "lower_case": _flag(path, "do_lower_case", config.get("do_lower_case") or False),
+        "default_task": default_task,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,9 +25,10 @@ class TextSteps:
     """Makes the `ForwardBatch` of texts, laid end to end without padding. All steps use the same memory for keys and
     values, which becomes resident as far as a step uses it."""
 
-    def __init__(self, encoder: Encoder, max_tokens: int, max_texts: int):
-        """`max_tokens`, `max_texts`: those of the largest step."""
+    def __init__(self, encoder: Encoder, max_tokens: int, max_texts: int, tasks: Mapping[str, int] = {}):
+        """`max_tokens`, `max_texts`: those of the largest step. `tasks`: the slot of the adapter of each task."""
         self._encoder = encoder
+        self._tasks = tasks
         caches = encoder.caches
         num_blocks = -(-max_tokens // BLOCK_SIZE) + max_texts
         self._kv = scratch_blocks(caches[0], num_blocks, len(caches))
@@ -47,8 +48,17 @@ class TextSteps:
             logit_rows=spans.query_start[1:].long() - 1,
             kv=self._kv,
             types=torch.from_numpy(np.concatenate([_types(text) for text in texts])) if encoder.num_types else None,
+            routing=self._routing(texts),
         )
         return replace(batch, others=tuple(replace(batch, spans=spans, slots=slots) for spans, slots in groups[1:]))
+
+    def _routing(self, texts: Sequence[TextTokens]) -> torch.Tensor | None:
+        """The adapter of each token; None if no text has a task."""
+        if not any(text.task for text in texts):
+            return None
+        slots = [self._tasks[text.task] if text.task else -1 for text in texts]
+        of_tokens = np.repeat(np.array(slots, dtype=np.float32), [len(text.tokens) for text in texts])
+        return torch.from_numpy(np.stack([of_tokens, np.ones_like(of_tokens)], axis=1))
 
 
 def _types(text: TextTokens) -> np.ndarray:

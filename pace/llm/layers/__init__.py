@@ -12,10 +12,13 @@ from pace.llm.layers.experts import (
     MixtureOfExperts,
     RouterLinear,
     expert_stacks,
+    fused,
+    one_by_one,
     plain_expert_stacks,
+    stacked,
 )
 from pace.llm.layers.latent_attention import LatentAttention, head_projections
-from pace.llm.layers.linear import FloatLinear, GatedLinear, Linear, NormedLinear, WeightPlan
+from pace.llm.layers.linear import AddedVector, FloatLinear, GatedLinear, Linear, NormedLinear, WeightPlan
 from pace.llm.layers.mamba import Gate, Mamba, ParallelMixers
 from pace.llm.layers.mlp import GatedMLP, PlainMLP, ScaledMLP, XieluMLP
 from pace.llm.layers.norm import (
@@ -36,6 +39,7 @@ from pace.llm.layers.rotary import NoRotary, RopeConfig, Rotary, Temperature
 from pace.llm.layers.weight_target import RowRange, TensorSource, WeightTarget
 
 __all__ = [
+    "AddedVector",
     "Attention",
     "Block",
     "Convolution",
@@ -79,17 +83,20 @@ __all__ = [
     "SharedAttention",
     "ShortConvolution",
     "SplitLMHead",
-    "WeightTarget",
-    "TensorSource",
     "Temperature",
+    "TensorSource",
     "TiedLMHead",
     "UnitNorm",
     "Vectors",
     "WeightPlan",
+    "WeightTarget",
     "WholeNorm",
     "XieluMLP",
     "alibi_slopes",
     "expert_stacks",
+    "fused",
     "head_projections",
+    "one_by_one",
     "plain_expert_stacks",
+    "stacked",
 ]

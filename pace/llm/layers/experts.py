@@ -46,9 +46,10 @@ class ExpertLinear(Layer):
         """Experts that need no memory because they are in a file. May be set until `allocate`."""
         self.biases: Tensor | None = None
         """float32 `[E, n]`."""
-        self.experts = self._of_form(forms[0])
+        self.experts = self.in_form(forms[0])
 
-    def _of_form(self, form: Form) -> list[Linear]:
+    def in_form(self, form: Form) -> list[Linear]:
+        """Returns the experts with the tensors of a form."""
         kind = GatedLinear if self.glu else Linear
         return [kind(form(expert), self.k, self.has_bias) for expert in range(self.count)]
 
@@ -57,8 +58,8 @@ class ExpertLinear(Layer):
         one, changes nothing."""
         named: list[list[Linear]] = []
         for form in self.forms:
-            experts = self._of_form(form)
-            wanted = {name: found[0].shape for expert in experts for name, found in expert.targets().items()}
+            experts = self.in_form(form)
+            wanted = {name: found[0].stored_shape for expert in experts for name, found in expert.targets().items()}
             if wanted.keys() <= tensors.keys():
                 named.append(experts)
                 if all(tensors[name] == shape for name, shape in wanted.items()):
@@ -71,7 +72,7 @@ class ExpertLinear(Layer):
         """Returns the experts in the form in which each part has its own tensor. Raises NotImplementedError if there is
         no such form."""
         for form in self.forms:
-            experts = self._of_form(form)
+            experts = self.in_form(form)
             if not any(expert.sources for expert in experts):
                 return experts
         raise NotImplementedError(f"{next(iter(self.experts[0].parts))} is never in a tensor of its own")
@@ -231,9 +232,11 @@ def fused(
     transposed: bool = False,
     interleaved: bool = False,
     quantised: bool = False,
+    flat: bool = False,
 ) -> Form:
     """One tensor: `{tensor} [E, rows, k]`, or `[E, k, rows]` if `transposed`; biases `{tensor}_bias [E, rows]`. With
-    `interleaved`, rows of gate and up alternate. With `quantised`, the name ends in ".weight"."""
+    `interleaved`, rows of gate and up alternate. With `quantised`, the name ends in ".weight". With `flat`, the experts
+    are one matrix, one below the other."""
     shape = (count, k, rows) if transposed else (count, rows, k)
 
     def form(expert: int) -> Parts:
@@ -243,7 +246,8 @@ def fused(
             taken = (RowRange(first, rows // 2, 1, 2), RowRange(first + 1, rows // 2, 1, 2))
         name, _, part = tensor.rpartition(".")
         matrix = f"{tensor}.weight" if quantised else tensor
-        return {f"{name}.{expert}.{part}": TensorSource(shape, taken, matrix, f"{tensor}_bias", transposed)}
+        source = TensorSource(shape, taken, matrix, f"{tensor}_bias", transposed, is_flat=flat)
+        return {f"{name}.{expert}.{part}": source}
 
     return form
 

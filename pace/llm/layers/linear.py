@@ -16,6 +16,9 @@ from pace.ops.protocol import ForwardOps, Weight, WeightOps
 from pace.ops.weight_layout import AnyLayout, MixedLayout, WeightLayout, layout_of_rows
 from pace.quant import Format
 
+COLUMNS = 16
+"""Columns of the zeros of an `AddedVector`."""
+
 
 class OutOfRange(ValueError):
     """A finite weight of the checkpoint would be infinite in the dtype of the model."""
@@ -191,6 +194,34 @@ class GatedLinear(Linear):
 
     def __call__(self, ops: ForwardOps, x: Tensor, activation: str) -> Tensor:
         return ops.linear_glu(x, self.weight, activation, self.bias.values)
+
+
+class AddedVector(Layer):
+    """`y + v` for a vector v of the checkpoint.
+
+    The operations have no such sum, so v is the bias of a product with a few columns of zeros."""
+
+    def __init__(self, name: str, size: int):
+        """`name`: the vector's tensor."""
+        self.size = size
+        self.vector = Vectors({name: size})
+        self.weight: Weight | None = None
+
+    def drop(self) -> None:
+        """Adds nothing, for a checkpoint without the vector. Before `allocate`."""
+        self.vector = Vectors({})
+
+    def allocate(self, ops: WeightOps, dtype: torch.dtype) -> None:
+        super().allocate(ops, dtype)
+        if self.vector.lengths:
+            zeros = torch.zeros(self.size, min(self.size, COLUMNS))
+            self.weight = ops.empty_weight(*zeros.shape, torch.promote_types(dtype, torch.float32))
+            ops.pack_rows_(self.weight, zeros, 0)
+
+    def __call__(self, ops: ForwardOps, y: Tensor) -> Tensor:
+        if self.weight is None:
+            return y
+        return ops.linear(y[:, : self.weight.k], self.weight, self.vector.values, None, y)
 
 
 def check_range(source: Tensor, dtype: torch.dtype, tensor: str) -> None:

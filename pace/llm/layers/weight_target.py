@@ -71,6 +71,13 @@ class WeightTarget:
     """True if all dimensions of the tensor but the first are one row, as in a convolution over patches."""
     is_copy: bool = False
     """True if another layer holds the same rows."""
+    is_flat: bool = False
+    """True if the file has a stack of matrices as one matrix, one below the other."""
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of the tensor in the file."""
+        return (math.prod(self.shape[:-1]), self.shape[-1]) if self.is_flat else self.shape
 
     @property
     def num_rows(self) -> int:
@@ -124,6 +131,8 @@ class TensorSource:
     """Name of the tensor with an element for each row; None for the part's name with ".bias"."""
     transposed: bool = False
     joined: bool = False
+    is_flat: bool = False
+    """True if the file has a stack of matrices as one matrix, one below the other."""
 
     @property
     def num_rows(self) -> int:
@@ -151,6 +160,7 @@ class TensorSource:
                     self.transposed,
                     is_vector,
                     self.joined and not is_vector,
+                    is_flat=self.is_flat and not is_vector,
                 )
             )
             row += 0 if rows is None else rows.count
@@ -160,7 +170,7 @@ class TensorSource:
 def check_targets(name: str, targets: list[WeightTarget]) -> None:
     """Raises ValueError unless the targets of a tensor agree on its shape, and each of its rows goes to exactly one of
     them. Copies are not counted."""
-    shapes = {(target.shape, target.transposed, target.num_rows) for target in targets}
+    shapes = {(target.shape, target.transposed, target.num_rows, target.is_flat) for target in targets}
     if len(shapes) > 1:
         raise ValueError(f"two layers claim the tensor {name!r}, as different things: {sorted(shapes)}")
     targets = [target for target in targets if not target.is_copy]

@@ -172,7 +172,7 @@ def fillings(reader: TensorReader, name: str, targets: list[WeightTarget]) -> It
         for start, stop in reader.row_ranges(name):
             yield partial(_fill_rows, reader, name, targets, start, stop)
         return
-    dtype, (*stack, k, n) = reader.tensors[name]
+    dtype, (*stack, k, n) = reader.tensors[name][0], targets[0].shape
     least = MIN_BAND_BYTES // dtype.itemsize
     width = max(least, PIECE_BYTES // max(1, k * dtype.itemsize) // 16 * 16)
     for matrix in range(math.prod(stack)):
@@ -204,7 +204,7 @@ def _fill_joined(reader: TensorReader, name: str, targets: list[WeightTarget], s
 
 def _fill_columns(reader: TensorReader, name: str, targets: list[WeightTarget], matrix: int, columns: range) -> int:
     """Transposes a band of columns of one matrix `[K, n]` of a stack, while its rows are read in pieces."""
-    dtype, (*_, k, n) = reader.tensors[name]
+    dtype, (*_, k, n) = reader.tensors[name][0], targets[0].shape
     turned = torch.empty(len(columns), k, dtype=dtype)
     step = max(1, PIECE_BYTES // max(1, n * dtype.itemsize))
     for top in range(0, k, step):

@@ -119,8 +119,8 @@ def check_coverage(
                 f"{name} is stored as {dtype}, but the model needs it transposed, which works only for floats; load "
                 "the float checkpoint"
             )
-        if tuple(shape) != target.shape:
-            wrong.append(f"{name} has shape {list(shape)}, the config demands {list(target.shape)}")
+        if tuple(shape) != target.stored_shape:
+            wrong.append(f"{name} has shape {list(shape)}, the config demands {list(target.stored_shape)}")
         elif dtype not in FLOAT_DTYPES and (target.is_vector or not isinstance(dtype, WeightLayout)):
             wrong.append(f"{name} is {dtype}, not a floating-point tensor")
     problems = {

@@ -15,7 +15,6 @@ from pace.llm.layers import (
     Block,
     Embedding,
     FloatLinear,
-    Layer,
     LayerNorm,
     LMHead,
     NoNorm,
@@ -119,11 +118,6 @@ class BaseModelForCausalLM(Model):
         """With tail layers, the forward pass in two parts. The first one returns `[T, hidden]`, and the second one
         reads that as given rows (`ForwardBatch.of_wanted_tokens`), with the same bits as `compute`."""
         return None
-
-    @property
-    def layers_aside(self) -> list[Layer]:
-        """Layers that the forward pass does not run."""
-        return list(self.towers)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Returns logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's targets of the cache."""

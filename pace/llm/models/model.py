@@ -34,6 +34,8 @@ class Model(Layer):
     embedding_name: ClassVar[str] = "model.embed_tokens"
     ignored_tensors: ClassVar[tuple[str, ...]] = (r".*\.rotary_emb\.inv_freq",)
     """Regular expressions of tensors in checkpoints that are ignored, such as buffers that are computed here."""
+    tensors_apart: ClassVar[tuple[str, ...]] = ()
+    """Regular expressions of tensors that are read after loading, such as adapters."""
 
     other_names: ClassVar[Mapping[str, str]] = {}
     """Regular expressions of other names for tensors, and the name used here."""
@@ -68,9 +70,15 @@ class Model(Layer):
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
+    @property
+    def layers_aside(self) -> list[Layer]:
+        """Layers that the forward pass of text does not run."""
+        return list(self.towers)
+
     def ignored(self) -> Iterator[str]:
         """Yields regular expressions of tensors in checkpoints that are ignored."""
         yield from self.ignored_tensors
+        yield from self.tensors_apart
         for tower in self.towers:
             yield from tower.unused
 

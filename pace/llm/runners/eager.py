@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pace.batch import ForwardBatch
 from pace.graph.recorded import OPERATOR_OF
-from pace.llm.layers import Embedding, Layer, Linear, TiedLMHead
+from pace.llm.layers import AddedVector, Embedding, Layer, Linear, TiedLMHead
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.towers.tower import Slice
@@ -136,7 +136,7 @@ def product_operators(model: BaseModelForCausalLM) -> dict[int, str]:
         operator = layer.operator or operator
         if isinstance(layer, TiedLMHead):
             operators[id(layer.embedding.weight)] = operator
-        elif isinstance(layer, Linear) and not isinstance(layer, Embedding):
+        elif isinstance(layer, (Linear, AddedVector)) and not isinstance(layer, Embedding):
             operators[id(layer.weight)] = operator
         for child in layer.children():
             visit(child, operator)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -12,14 +11,13 @@ from torch import Tensor
 from pace.batch import ForwardBatch
 from pace.graph import Program
 from pace.graph.instructions import Instruction
-from pace.llm.adapters.adapted import AdaptedModel
+from pace.llm.adapters.adapted import AdaptedModel, AdapterTables
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.towers.tower import Slice
 from pace.llm.operators import OPERATORS, OperatorReport, OperatorRun
 from pace.llm.runners.eager import product_operators
 from pace.llm.runners.runner import ModelRunner
-from pace.ops.adapters import AdapterTable
 from pace.ops.protocol import ForwardOps
 
 
@@ -42,8 +40,8 @@ class Recorded:
     """The same in two parts, for steps in which some tokens need no logits; empty for models that have no stages."""
     rows: Program | None
     """The program without the head, recorded on first use."""
-    tables: Mapping[int, AdapterTable] = field(default_factory=dict)
-    """The adapters of its products."""
+    tables: AdapterTables = field(default_factory=AdapterTables)
+    """The adapters of its products and embeddings."""
 
     @property
     def programs(self) -> list[Program]:
@@ -58,7 +56,7 @@ class ProgramRunner(ModelRunner):
         super().__init__(model)
         self._optimise = optimise
         self._profiles = False
-        self._plain = self._record({})
+        self._plain = self._record(AdapterTables())
         self._adapted: Recorded | None = None
         """With adapters; recorded for the first step that has any."""
         self.num_steps: Counter[Program] = Counter()
@@ -70,7 +68,7 @@ class ProgramRunner(ModelRunner):
         """The program of the whole forward pass, without adapters."""
         return self._plain.whole
 
-    def _record(self, tables: Mapping[int, AdapterTable]) -> Recorded:
+    def _record(self, tables: AdapterTables) -> Recorded:
         model, neighbour = self.model, None
         layers, halves = model.kv_spec.layers, [rotary.half for rotary in model.rotaries]
         programs: list[Program] = []

@@ -8,14 +8,14 @@ from torch import Tensor
 from pace import _C
 from pace.ops.checks import check_rows, describe
 from pace.ops.experts import Activation
-from pace.ops.file_table import FileTable
+from pace.ops.file_table import RowTable
 from pace.ops.weight import PackedWeight
 
 
-def embedding(ids: Tensor, weight: PackedWeight | FileTable) -> Tensor:
+def embedding(ids: Tensor, weight: PackedWeight | RowTable) -> Tensor:
     if ids.dtype != torch.int64 or ids.ndim != 1:
         raise TypeError(f"ids must be a vector of int64; got {ids.dtype} of shape {tuple(ids.shape)}")
-    if isinstance(weight, FileTable):
+    if isinstance(weight, RowTable):
         return weight.rows(ids).float()
     out = torch.empty(len(ids), weight.k)
     _C.gather_rows(weight, ids.contiguous(), len(ids), out, True)

@@ -17,7 +17,7 @@ Labels = dict[int, str]
 
 
 def embeddings(request: EmbeddingsRequest, encoded: Encoded, envelope: Envelope, labels: Labels) -> Any:
-    if request.encoding_format == "base64":
+    if request.is_base64:
         vectors = [as_base64(row) for row in encoded.values]
     else:
         vectors = shortest(encoded.values).tolist()

@@ -25,6 +25,8 @@ class EncodingJob:
     """The client's name of each text, for errors."""
     prompt: str | None = None
     """Name of the prompt before each text; None for the model's default."""
+    task: str | None = None
+    """Name of the task whose adapter the model has; None for the prompt's, or the model's default."""
     dimensions: int | None = None
     """Number of dimensions of a vector; None for all."""
     normalise: bool | None = None

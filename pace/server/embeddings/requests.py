@@ -65,38 +65,55 @@ class EncodingRequest(Request):
 
 
 class EmbeddingsRequest(EncodingRequest):
-    UNSUPPORTED = {"messages": "send texts as input; conversations are not embedded"}
+    UNSUPPORTED = {
+        "late_chunking": "each text has a vector of its own",
+        "messages": "send texts as input; conversations are not embedded",
+    }
 
     input: Input
     encoding_format: str | None = None
     dimensions: int | None = None
     prompt_name: str | None = None
     """Name of a prompt of the checkpoint, which is put before each text."""
+    task: str | None = None
+    """Jina's: name of a task that the checkpoint has an adapter for."""
+    embedding_type: str | None = None
+    """Jina's name of `encoding_format`."""
     normalize: bool | None = None
+    normalized: bool | None = None
+    """Jina's name of `normalize`."""
     embd_normalize: int | None = None
     """llama.cpp's: 2 for vectors of length 1, -1 for vectors as they are."""
 
     def to_job(self, limits: Limits) -> EncodingJob:
-        if self.encoding_format not in (None, "float", "base64"):
-            raise invalid("encoding_format", f"must be float or base64, got {self.encoding_format[:40]!r}")
+        for name in ("encoding_format", "embedding_type"):
+            given = getattr(self, name)
+            if given not in (None, "float", "base64"):
+                raise invalid(name, f"must be float or base64, got {given[:40]!r}")
         texts, places = read_input(self.input, "input", limits.inputs)
         return self.job(
             EMBED,
             texts,
             places,
             prompt=self.prompt_name,
+            task=self.task,
             dimensions=self.dimensions,
             normalise=self._normalises(),
         )
 
+    @property
+    def is_base64(self) -> bool:
+        return "base64" in (self.encoding_format, self.embedding_type)
+
     def _normalises(self) -> bool | None:
-        if self.embd_normalize is None:
-            return self.normalize
-        if self.embd_normalize not in (-1, L2_NORM):
+        if self.embd_normalize not in (None, -1, L2_NORM):
             raise invalid("embd_normalize", f"must be {L2_NORM}, or -1 for vectors as they are")
-        if self.normalize is not None:
-            raise invalid("embd_normalize", "means the same as normalize; give one of them")
-        return self.embd_normalize == L2_NORM
+        of_number = None if self.embd_normalize is None else self.embd_normalize == L2_NORM
+        given = {"normalize": self.normalize, "normalized": self.normalized, "embd_normalize": of_number}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) > 1:
+            raise invalid(list(given)[-1], "means the same as normalize; give one of them")
+        return next(iter(given.values()), None)
 
 
 class RerankRequest(EncodingRequest):

@@ -186,6 +186,7 @@ class EmbeddingService:
             "matryoshka_dimensions": list(model.matryoshka_dimensions),
             "prompts": model.prompts,
             "default_prompt_name": model.default_prompt_name,
+            "embedding_tasks": list(model.tasks),
             "labels": list(model.id2label.values()),
             "build_info": f"pace {__version__}",
         }
@@ -265,6 +266,9 @@ class EmbeddingService:
         if job.prompt is not None and job.prompt not in model.prompts:
             names = ", ".join(model.prompts) or "it has none"
             raise invalid("prompt_name", f"must be a prompt of this model ({names}), got {job.prompt[:40]!r}")
+        if job.task is not None and job.task not in model.tasks:
+            names = ", ".join(model.tasks) or "it has none"
+            raise invalid("task", f"must be a task of this model ({names}), got {job.task[:40]!r}")
         if job.dimensions is not None:
             try:
                 model.check_dimensions(job.dimensions)

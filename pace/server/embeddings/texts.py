@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pace.llm.encoding.embedder import TextTokens
 from pace.llm.encoding.texts import TooLong
 from pace.server.embeddings.inputs import Text, is_token, read_text
-from pace.server.embeddings.jobs import CLASSIFY, SCORE, EncodingJob
+from pace.server.embeddings.jobs import CLASSIFY, EMBED, SCORE, EncodingJob
 from pace.server.errors import ApiError, invalid
 from pace.server.limits import Limits
 
@@ -85,7 +86,8 @@ class TextReader:
         for index, text in enumerate(texts):
             if index not in found:
                 most = None if job.max_tokens is None else self._model.max_length
-                found[index] = TextTokens(tuple(self._ids(text))[:most])
+                task = job.task or self._model.default_task
+                found[index] = TextTokens(tuple(self._ids(text))[:most], task=task if job.what == EMBED else None)
         return [self._shortened(found[index], job) for index in range(len(texts))]
 
     def _by_model(self, texts: list[Any], are_pairs: bool, job: EncodingJob) -> list[TextTokens]:
@@ -94,7 +96,7 @@ class TextReader:
             return self._model.tokenize_to_classify(texts, cut)
         if are_pairs:
             return self._model.tokenize_pairs(texts, cut, job.instruction)
-        return self._model.tokenize(texts, job.prompt, cut)
+        return self._model.tokenize(texts, job.prompt, cut, job.task)
 
     def _shortened(self, text: TextTokens, job: EncodingJob) -> TextTokens:
         """Returns a text cut to the tokens that the request allows. The special tokens at its end stay."""
@@ -109,7 +111,7 @@ class TextReader:
             why = "pairs are only cut to the model's maximum" if job.what == SCORE else "that leaves no room for text"
             raise invalid("truncate_prompt_tokens", f"must be -1 or larger than {count}: {why}")
         types = None if text.types is None else text.types[:count]
-        return TextTokens(text.tokens[: count - len(ends)] + ends, types)
+        return replace(text, tokens=text.tokens[: count - len(ends)] + ends, types=types)
 
     def _ids(self, parts: list[int | str]) -> list[int]:
         """Returns token ids as given. Texts among them get no special tokens."""

@@ -49,9 +49,13 @@ def weights_of(adapted: torch.nn.Module, name: str) -> AdapterWeights:
     modules = {}
     for path, module in adapted.named_modules():
         if isinstance(module, peft.tuners.lora.LoraLayer):
+            path = path.removeprefix("base_model.model.")
+            if module.lora_embedding_A:
+                a, b = (found["default"].detach() for found in (module.lora_embedding_A, module.lora_embedding_B))
+                modules[path] = AdapterModule(a, b, None, module.scaling["default"], of_embedding=True)
+                continue
             a, b = module.lora_A["default"].weight.detach(), module.lora_B["default"].weight.detach()
             bias = module.lora_B["default"].bias
-            path = path.removeprefix("base_model.model.")
             bias = None if bias is None else bias.detach()
             modules[path] = AdapterModule(a, b, bias, module.scaling["default"])
     return AdapterWeights(name, modules)

@@ -82,7 +82,8 @@ def test_patterns_that_contradict_each_other(tmp_path):
 
 REFUSED_FIELDS = [
     ({"use_dora": True}, "use_dora.*DoRA"),
-    ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    ({"modules_to_save": ["lm_head"]}, "modules_to_save names 'lm_head', and adapter_model.safetensors has none"),
+    ({"modules_to_save": "lm_head"}, "modules_to_save must be a list of names"),
     ({"bias": "all"}, "bias='all'"),
     ({"bias": "lora_only"}, "bias='lora_only'"),
     ({"trainable_token_indices": [1, 2]}, "trainable_token_indices"),
@@ -104,6 +105,8 @@ REFUSED_FIELDS = [
     ({"rank_pattern": ["q_proj"]}, "rank_pattern must be"),
     ({"rank_pattern": {"q_proj": 1.5}}, r"rank_pattern\['q_proj'\]"),
     ({"alpha_pattern": {"(": 1}}, "no regular expression"),
+    ({"alpha_pattern": {"(?=q)q_proj": 1}}, r"alpha_pattern.*\(\?=.*not implemented"),
+    ({"alpha_pattern": {"q" * 1025: 1}}, "more than 1024 characters"),
     ({"alpha_pattern": {"q_proj": None}}, r"alpha_pattern\['q_proj'\]"),
 ]
 
@@ -128,9 +131,8 @@ REFUSED_TENSORS = [
     (without("lora_B"), "has .*lora_A.weight, but no lora_B.weight"),
     (without("lora_A"), "has .*lora_B.weight, but no lora_A.weight"),
     (pair() | {f"{MODULE}.lora_magnitude_vector": torch.ones(256)}, "DoRA"),
-    (pair() | {"model.embed_tokens.lora_embedding_A": torch.ones(2, 2048)}, "adapters of embeddings"),
-    (pair("model.layers.0.mlp.experts"), "fused experts"),
-    (pair("model.layers.0.mlp.experts.base_layer"), "fused experts"),
+    (pair() | {"model.embed_tokens.lora_embedding_A": torch.ones(2, 2048)}, "but no lora_embedding_B for it"),
+    (pair() | {f"{MODULE}.lora_embedding_A": torch.ones(2, 256)}, "but no lora_embedding_B for it"),
     (pair() | {f"{MODULE}.lora_B.bias": torch.ones(256)}, "lora_bias is not true"),
     (pair() | {f"{MODULE}.lora_A.default.weight": torch.ones(2, 256)}, "own name is not expected"),
     (pair() | {"model.layers.0.self_attn.q_proj.scale": torch.ones(3)}, "neither a part of a LoRA adapter"),
@@ -160,6 +162,36 @@ def test_copies_of_the_base_are_passed_over(tmp_path, name):
         copy = reader.read(own).clone()
     for dtype in (copy.dtype, torch.float32):
         assert list(read(write(tmp_path, CONFIG, pair() | {name: copy.to(dtype)})).modules) == [MODULE]
+
+
+def test_modules_that_were_trained_in_full(tmp_path):
+    tensors = pair() | {"model.norm.weight": torch.full((256,), 7.0)}
+    found = read(write(tmp_path, CONFIG | {"modules_to_save": ["norm"]}, tensors))
+    assert list(found.wholes) == ["model.norm.weight"] and torch.equal(
+        found.wholes["model.norm.weight"], torch.full((256,), 7.0)
+    )
+    only = {"model.norm.weight": tensors["model.norm.weight"]}
+    other = read(write(tmp_path / "b", CONFIG | {"modules_to_save": ["model.norm"]}, only))
+    assert not other.modules and other.rank == 0 and other.digest != found.digest
+    with pytest.raises(NotImplementedError, match="in full, with other values"):
+        read(
+            write(
+                tmp_path / "c",
+                CONFIG | {"modules_to_save": ["norm"]},
+                tensors | {"lm_head.weight": torch.ones(2048, 256)},
+            )
+        )
+
+
+def test_an_embedding_whose_adapter_is_also_the_heads(tmp_path):
+    embedding = {
+        f"model.embed_tokens.lora_embedding_{part}": torch.ones(*shape)
+        for part, shape in (("A", (2, 2048)), ("B", (256, 2)))
+    }
+    assert read(write(tmp_path, CONFIG, embedding)).modules["model.embed_tokens"].of_embedding
+    with pytest.raises(NotImplementedError, match="ensure_weight_tying"):
+        read(write(tmp_path, CONFIG | {"ensure_weight_tying": True}, embedding))
+    read(write(tmp_path, CONFIG | {"ensure_weight_tying": True}, embedding | pair("lm_head", n=2048)))
 
 
 def test_files_that_are_missing_or_damaged(tmp_path):

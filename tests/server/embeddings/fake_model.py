@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ class FakeEmbedder:
     hidden_size = WIDTH
     vocab_size = VOCAB_SIZE
     num_types = 2
+    instructions = {"match": "w8 "}
 
     def __init__(self, max_length: int, num_labels: int) -> None:
         self.max_length, self.num_labels = max_length, num_labels
@@ -44,7 +46,8 @@ class FakeEmbedder:
         self.gate.wait(30)
         self.num_texts += len(texts)
         self.computed += [text.tokens for text in texts]
-        return torch.stack([row_of(text.tokens, self.num_labels if what == LOGITS else WIDTH) for text in texts])
+        rows = [row_of(text.tokens, self.num_labels if what == LOGITS else WIDTH) for text in texts]
+        return torch.stack([-row if text.task else row for row, text in zip(rows, texts)])
 
     def close(self) -> None:
         self.gate.set()
@@ -76,22 +79,27 @@ class FakeModel:
 
     pooling = ("mean",)
     default_prompt_name = None
+    tasks = ("match",)
+    default_task = None
 
     def __init__(self, max_length: int = 16, labels: Sequence[str] = (), matryoshka: Sequence[int] = ()) -> None:
         self.name = "fake"
         self.max_length = max_length
         self.dimensions = WIDTH
         self.matryoshka_dimensions = tuple(matryoshka)
-        self.prompts = {"query": "w9 "}
+        self.prompts = {"query": "w9 ", **FakeEmbedder.instructions}
         self.id2label = dict(enumerate(labels))
         self.num_labels = len(labels)
         self.can_rank = self.num_labels == 1
         self.tokenizer = FakeTokenizer()
         self.embedder = FakeEmbedder(max_length, self.num_labels)
 
-    def tokenize(self, texts: Sequence[str], prompt: str | None = None, truncate: bool = True) -> list[TextTokens]:
-        before = self.prompts[prompt] if prompt else ""
-        return self._cut([self.tokenizer.encode(before + text) for text in texts], truncate)
+    def tokenize(
+        self, texts: Sequence[str], prompt: str | None = None, truncate: bool = True, task: str | None = None
+    ) -> list[TextTokens]:
+        before = self.prompts[prompt or task] if prompt or task else ""
+        found = self._cut([self.tokenizer.encode(before + text) for text in texts], truncate)
+        return [replace(text, task=task) for text in found]
 
     def tokenize_to_classify(self, texts: Sequence[Any], truncate: bool = False) -> list[TextTokens]:
         are_pairs = any(isinstance(text, tuple) for text in texts)

@@ -73,7 +73,12 @@ def test_paths(served, path):
 def test_settings(served):
     assert as_float32(vectors(served.embed("w4", dimensions=3))) == as_float32([vector(BEGIN, 4, END, dimensions=3)])
     assert vectors(served.embed("w4", prompt_name="query")) == vectors(served.embed("w9 w4"))
-    for fields in ({"normalize": False}, {"embd_normalize": -1}):
+    plain, adapted = vectors(served.embed(["w8 w4", [1, 8, 4, 2]])), vectors(served.embed("w4", task="match"))
+    assert plain[0] == plain[1] and as_float32(adapted) == [[-x for x in as_float32(plain)[0]]]
+    assert vectors(served.embed([[1, 8, 4, 2]], task="match")) == adapted, "ids get the adapter, and no prompt"
+    jinas = served.embed("w4", embedding_type="base64", normalized=True, late_chunking=False)
+    assert vectors(jinas) == vectors(served.embed("w4", encoding_format="base64"))
+    for fields in ({"normalize": False}, {"normalized": False}, {"embd_normalize": -1}):
         raw = as_float32(vectors(served.embed("w4", **fields)))
         assert raw == [row_of((BEGIN, 4, END), WIDTH).tolist()]
     assert vectors(served.embed("w4", embd_normalize=2)) == vectors(served.embed("w4"))
@@ -153,6 +158,11 @@ def test_a_wrong_input_is_refused_with_its_place(served, texts, param):
         ({"dimensions": WIDTH + 1}, "dimensions"),
         ({"dimensions": "4"}, "dimensions"),
         ({"prompt_name": "unknown"}, "prompt_name"),
+        ({"task": "unknown"}, "task"),
+        ({"task": 3}, "task"),
+        ({"late_chunking": True}, "late_chunking"),
+        ({"embedding_type": "ubinary"}, "embedding_type"),
+        ({"normalized": True, "normalize": True}, "normalized"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ({"embd_normalize": 1}, "embd_normalize"),

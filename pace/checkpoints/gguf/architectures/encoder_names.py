@@ -65,6 +65,14 @@ NOMIC_BERT = encoder_names(
     },
     {**BERT_EMBEDDINGS, "token_embd_norm": "emb_ln"},
 )
+NOMIC_BERT_MOE = NOMIC_BERT.but(
+    {
+        "ffn_up": "mlp.fc1",
+        "ffn_gate_inp": "mlp.router.layer",
+        "ffn_up_exps": "mlp.experts.up_proj",
+        "ffn_down_exps": "mlp.experts.down_proj",
+    }
+)
 JINA_V3 = NOMIC_BERT.but({"attn_qkv": "mixer.Wqkv", "attn_output": "mixer.out_proj", "ffn_up": "mlp.fc1"})
 MODERN_BERT = encoder_names(
     "ModernBert",

@@ -8,7 +8,7 @@ classifiers of RoBERTa and XLM-R are complete, and are that of a BERT under othe
 
 from __future__ import annotations
 
-from pace.checkpoints.gguf.architectures.architecture import Architecture, Change, Fields, Keys
+from pace.checkpoints.gguf.architectures.architecture import Architecture, Change, Fields, Key, Keys
 from pace.checkpoints.gguf.architectures.changes import BOTH_BIASES, alternating, rotations
 from pace.checkpoints.gguf.architectures.encoder_names import (
     BERT,
@@ -17,6 +17,7 @@ from pace.checkpoints.gguf.architectures.encoder_names import (
     JINA_V3,
     MODERN_BERT,
     NOMIC_BERT,
+    NOMIC_BERT_MOE,
 )
 from pace.checkpoints.gguf.architectures.forms import PLUS_ONE
 from pace.checkpoints.gguf.architectures.names import GEMMA
@@ -129,6 +130,17 @@ ENCODERS = (
     Architecture(
         "nomic-bert", "nomic_bert", names=NOMIC_BERT, layer_norms="layer_norm_eps", convert=typed("NomicBert"),
         absent=ROTATED,
+    ),
+    Architecture(
+        "nomic-bert-moe", "nomic_bert", names=NOMIC_BERT_MOE, layer_norms="layer_norm_eps", convert=typed("NomicBert"),
+        absent=ROTATED, defaults={"activation_function": "gelu"}, present={
+            "qkv_proj_bias": "blk.0.attn_qkv.bias", "mlp_fc1_bias": "blk.0.ffn_up.bias",
+            "mlp_fc2_bias": "blk.0.ffn_down.bias",
+        },
+        keys={
+            "moe_every_n_layers": Key("moe_every_n_layers", 0), "moe_top_k": Key("expert_used_count"),
+            "num_experts": Key("expert_count"),
+        },
     ),
     Architecture(
         "jina-bert-v3", "jina_embeddings_v3", names=JINA_V3, layer_norms="layer_norm_eps",

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch, Positions
+from pace.llm.adapters.weights import AdapterWeights
 from pace.llm.layers import Block, Embedding, LayerNorm, NoNorm, RMSNorm
 from pace.llm.layers.rotary import Angles, Rotary
+from pace.llm.loading.fill import TensorReader
 from pace.llm.models.encoders.heads import Head
 from pace.llm.models.model import Model
 from pace.llm.models.model_config import ModelConfig
@@ -72,6 +74,16 @@ class Encoder(Model):
                 config.format or FLOAT, embedding=FLOAT, lm_head=config.lm_head, overrides=config.overrides
             )
         super().quantize(config)
+
+    def read_tasks(self, reader: TensorReader) -> list[AdapterWeights]:
+        """Returns the adapters for tasks that a checkpoint has, by their names; most have none. Raises ValueError for
+        damaged ones."""
+        return []
+
+    @property
+    def instructions(self) -> Mapping[str, str]:
+        """Task -> the text that is put before a text; empty for models without tasks."""
+        return {}
 
     @property
     def hidden_size(self) -> int:

@@ -34,7 +34,11 @@ ENCODER_LIST: dict[str, type[Encoder]] = {
 }
 """Name of the bare encoder in transformers -> its class. `ENDINGS` are other architectures of the same encoder."""
 
-OF_THE_HUB: dict[str, type[Encoder]] = {"NewModel": NewModel, "XLMRobertaModel": RotaryXLMRobertaModel}
+OF_THE_HUB: dict[str, type[Encoder]] = {
+    "NewModel": NewModel,
+    "XLMRobertaLoRA": RotaryXLMRobertaModel,
+    "XLMRobertaModel": RotaryXLMRobertaModel,
+}
 """The same for checkpoints with code of their own on the Hub. These are asked first whether a config.json describes
 them, as a name may be that of another encoder in transformers."""
 

@@ -16,6 +16,7 @@ from pace.llm.layers import (
     Attention,
     Block,
     Embedding,
+    FeedForward,
     GatedLinear,
     GatedMLP,
     LayerNorm,
@@ -74,9 +75,6 @@ class RotaryEncoderConfig(EncoderConfig):
 class RotaryEncoder(Encoder):
     """`norm(x + attention(x))`, then `norm(x + mlp(x))`, after a norm of the sum of the embeddings."""
 
-    attention_bias: ClassVar[bool] = True
-    down_bias: ClassVar[bool] = True
-    """True if the last product of a gated feed-forward has a bias; the first one has none."""
     outside = ("classifier.", "cls.", "lm_head.")
     ignored_tensors = (*BertModel.ignored_tensors, r"lm_head\..*", r".*inv_freq")
 
@@ -89,18 +87,23 @@ class RotaryEncoder(Encoder):
         if config.type_vocab_size:
             self.types = TypeEmbedding(f"{name}.token_type_embeddings", config.type_vocab_size, hidden)
         self.embedding_norm = self.make_norm(f"{name}.LayerNorm")
-        self.layers = [self.make_layer(f"{self.prefix}layers.{i}") for i in range(config.num_hidden_layers)]
+        self.layers = [self.make_layer(index) for index in range(config.num_hidden_layers)]
 
     @property
     def num_types(self) -> int:
         return self.config.type_vocab_size
 
-    def make_layer(self, name: str) -> Block:
+    @property
+    def attention_bias(self) -> bool:
+        return True
+
+    def make_layer(self, index: int) -> Block:
+        name = f"{self.prefix}layers.{index}"
         return Block(
             NoNorm(),
             self.make_attention(f"{name}.self_attn"),
             NoNorm(),
-            self.make_feed_forward(f"{name}.mlp"),
+            self.make_feed_forward(f"{name}.mlp", index),
             mixer_post_norm=self.make_norm(f"{name}.post_attention_layernorm"),
             mlp_post_norm=self.make_norm(f"{name}.post_mlp_layernorm"),
             norms_sum=True,
@@ -119,12 +122,22 @@ class RotaryEncoder(Encoder):
             self.rotaries[0],
         )
 
-    def make_feed_forward(self, name: str) -> GatedMLP | PlainMLP:
+    def make_feed_forward(self, name: str, index: int) -> FeedForward:
+        return self.make_gated(name, False, True)
+
+    def make_gated(self, name: str, up_bias: bool, down_bias: bool) -> GatedMLP:
         hidden, inner = self.config.hidden_size, self.config.intermediate_size
         return GatedMLP(
-            GatedLinear({f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden),
-            Linear({f"{name}.down_proj": hidden}, inner, self.down_bias),
+            GatedLinear({f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden, up_bias),
+            Linear({f"{name}.down_proj": hidden}, inner, down_bias),
             self.config.hidden_act,
+        )
+
+    def make_plain(self, up: str, down: str, up_bias: bool = True, down_bias: bool = True) -> PlainMLP:
+        """A feed-forward without gates, with matrices of these names."""
+        hidden, inner = self.config.hidden_size, self.config.intermediate_size
+        return PlainMLP(
+            Linear({up: inner}, hidden, up_bias), Linear({down: hidden}, inner, down_bias), self.config.hidden_act
         )
 
     def choose(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
