@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime
 import itertools
 import json
 import statistics
@@ -152,6 +153,11 @@ def start_servers(options: argparse.Namespace, stack: ExitStack) -> list[Contend
     return contenders
 
 
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "an unknown CPU")
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen2.5-0.5b", help="default: qwen2.5-0.5b")
@@ -185,7 +191,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main() -> int:
     options = parse(sys.argv[1:])
-    name = f"{SCRIPT} {options.shape}"
+    name = f"{SCRIPT} {options.shape} {_C.isa()}"
     page.check_page(options.into, name)
     loads = itertools.product(options.prompts, options.prefixes, options.clients)
     bursts = [Burst(clients, prompt, options.generate, prefix == "shared") for prompt, prefix, clients in loads]
@@ -196,7 +202,10 @@ def main() -> int:
             measure(contenders, bursts, json.loads(config.read_text())["vocab_size"], options.rounds)
         except KeyboardInterrupt:
             print("stopped, what was measured is kept")
-    heading = f"`{page.command(SCRIPT)}`, {options.threads} threads, medians of {options.rounds} rounds:\n"
+    heading = (
+        f"`{page.command(SCRIPT)}`, {datetime.date.today()}: {_cpu()}, {options.threads} threads, pace on {_C.isa()}, "
+        f"medians of {options.rounds} rounds.\n"
+    )
     samples = [
         {"server": contender.name, **asdict(burst), **asdict(sample)}
         for contender in contenders
