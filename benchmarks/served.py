@@ -162,7 +162,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen2.5-0.5b", help="default: qwen2.5-0.5b")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "compare", help="where shapes are kept")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32, 64], metavar="N", help="default: 1 8 32 64")
+    parser.add_argument(
+        "--clients", type=int, nargs="+", default=[1, 8, 32, 64], metavar="N", help="default: 1 8 32 64"
+    )
     parser.add_argument(
         "--prompts", type=int, nargs="+", default=[128, 1024], metavar="N", help="tokens of a prompt: 128 1024"
     )

@@ -128,13 +128,15 @@ class PeerServer(Server):
 
 
 class VllmServer(PeerServer):
-    """`vllm serve` with a checkpoint of safetensors."""
+    """vLLM's server with a checkpoint of safetensors."""
 
     def __init__(self, python: str, checkpoint: Path, dtype: str, threads: int, slots: int, length: int, log: Path):
         """`slots`: sequences that run at once, each of up to `length` tokens."""
-        command = [python, "-m", "vllm.entrypoints.cli.main", "serve", str(checkpoint), "--dtype", dtype]
+        cpus = sorted(os.sched_getaffinity(0))[:threads]
+        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint), "--dtype", dtype]
         command += ["--host", "127.0.0.1", "--max-num-seqs", str(slots), "--max-model-len", str(length)]
-        super().__init__(command, "/health", log, vllm_runtime.environment(threads))
+        bound = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus))}  # by default it leaves a CPU to others
+        super().__init__(command, "/health", log, vllm_runtime.ENVIRONMENT | bound)
 
 
 class LlamaCppServer(PeerServer):

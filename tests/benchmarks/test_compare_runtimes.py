@@ -130,11 +130,9 @@ class FakeEngine:
         return SimpleNamespace(request_id=name, outputs=[answer])
 
 
-def test_the_engine_of_vllm(monkeypatch, tmp_path):
+def test_the_engine_of_vllm(monkeypatch, tmp_path, restore_isa_and_threads):
     parts = {name: lambda **given: SimpleNamespace(**given) for name in ("EngineArgs", "SamplingParams")}
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLMEngine=FakeEngine, **parts))
-    for name in vllm_runtime.environment(2):
-        monkeypatch.setenv(name, "")  # restores what the runtime sets
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 131072}')
     runtime = vllm_runtime.Vllm(tmp_path, "bfloat16", 2)
     engine = runtime.engine
@@ -155,6 +153,8 @@ def test_our_own_package_is_not_taken_for_that_of_amd(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1.3.0")
     monkeypatch.setattr(AmdPace, "modules", ())
     monkeypatch.setattr(sys, "path", [str(ROOT), "/elsewhere", str(ROOT / "tests" / "..")])
+    monkeypatch.setenv("PACE_LOG_LEVEL", "")
+    monkeypatch.setenv("PACE_PREFIX_CACHE", "")
     AmdPace.import_modules()
     assert sys.path == ["/elsewhere"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
 import time
 from pathlib import Path
@@ -25,6 +26,7 @@ class AmdPace(Runtime):
     def import_modules(cls) -> None:
         """Its module is called `pace`, like ours. So this tree leaves the path before it is imported."""
         importlib.metadata.version(cls.packages[0])
+        os.environ |= {"PACE_PREFIX_CACHE": "0", "PACE_LOG_LEVEL": "error"}
         sys.path[:] = [path for path in sys.path if Path(path).resolve() != ROOT]
         super().import_modules()
 
@@ -39,19 +41,15 @@ class AmdPace(Runtime):
 
     def __init__(self, source: Path, variant: str, threads: int) -> None:
         import torch
-        from pace.llm import KVCacheType, LLMBackendType, LLMModel, LLMOperatorType, OperatorConfig
+        from pace.llm import KVCacheType, LLMModel
 
         torch.set_num_threads(threads)
-        backends = dict.fromkeys(("QKVProjection", "OutProjection", "MLP", "LMHead"), "TPP") | {"Norm": "JIT"}
-        operators = {getattr(LLMOperatorType, name): getattr(LLMBackendType, kind) for name, kind in backends.items()}
-        self.model = LLMModel(
-            str(source), dtype=torch.bfloat16, kv_cache_type=KVCacheType.BMC, opconfig=OperatorConfig(**operators)
-        )
+        self.model = LLMModel(str(source), dtype=torch.bfloat16, kv_cache_type=KVCacheType.SLAB_POOL, disable_tqdm=True)
 
     def settings(self) -> dict[str, str]:
         import torch
 
-        return {"torch": torch.__version__, "operators": "TPP, norms JIT", "cache": "BMC"}
+        return {"torch": torch.__version__, "operators": "its defaults", "cache": "SLAB_POOL"}
 
     def run(self, prompts: Prompts, generated: int) -> Timing:
         arrivals = Arrivals()
