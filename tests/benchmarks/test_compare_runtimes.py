@@ -1,4 +1,4 @@
-"""The runtimes of `benchmarks/compare.py`: what their programs, engines and steps are asked for, and how they are timed."""
+"""The runtimes of `benchmarks/compare.py`: what programs, engines and steps are asked for, and how they are timed."""
 
 from __future__ import annotations
 

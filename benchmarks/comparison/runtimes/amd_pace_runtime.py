@@ -41,6 +41,7 @@ class AmdPace(Runtime):
 
     def __init__(self, source: Path, variant: str, threads: int) -> None:
         import torch
+
         from pace.llm import KVCacheType, LLMModel
 
         torch.set_num_threads(threads)
@@ -69,8 +70,9 @@ class AmdPace(Runtime):
 
     def _generate(self, prompts: Prompts, generated: int, streamer: Any) -> None:
         import torch
-        from pace.llm import SamplingConfig
         from transformers import BatchEncoding
+
+        from pace.llm import SamplingConfig
 
         ids = torch.tensor(prompts)
         config = SamplingConfig(max_new_tokens=generated, min_new_tokens=generated, ignore_eos=True, do_sample=False)
