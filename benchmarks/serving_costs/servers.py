@@ -1,4 +1,4 @@
-"""Servers in separate processes: `pace serve`, and llama-cpp-python's."""
+"""Servers in separate processes: `pace serve`, vLLM's, llama.cpp's, and llama-cpp-python's."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
+from benchmarks.comparison.runtimes import vllm_runtime
+
 ROOT = Path(__file__).resolve().parents[2]
 INPUT = 16
 """Words of a prompt."""
-START_SECONDS = 120
+START_SECONDS = 900
+"""vLLM compiles the model before it answers."""
 
 
 class Server:
-    """A process that answers at `url`."""
+    """A process that answers at `url`. It leads a process group, in which its own processes are."""
 
     url: str
     process: subprocess.Popen[str]
@@ -54,7 +57,15 @@ class Server:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")  # utime, stime
 
+    def freeze(self) -> None:
+        """Stops all its threads: those of OpenMP may spin while they wait."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.killpg(self.process.pid, signal.SIGCONT)
+
     def stop(self) -> None:
+        self.thaw()
         self.process.terminate()
         self.process.communicate(timeout=60)
 
@@ -67,7 +78,7 @@ class PaceServer(Server):
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "benchmarks.serving_costs.watched", "serve", *arguments, "--port", str(port)]
         begin = time.perf_counter()
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
         _wait_for_answer(self, "/live")
         self.seconds_to_live = time.perf_counter() - begin
         self._wait_for("ready at")
@@ -96,18 +107,55 @@ class PaceServer(Server):
         return json.loads(output)
 
 
-class LlamaServer(Server):
-    """`python -m llama_cpp.server` with pace's number of threads."""
+class PeerServer(Server):
+    """A server of another project. Its output goes to a log."""
 
-    def __init__(self, python: str, gguf: Path, threads: int) -> None:
+    def __init__(self, command: list[str], health: str, log: Path, environment: dict[str, str]) -> None:
+        """`command` lacks the port. `health`: a path that the server answers once it is ready."""
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = [python, "-m", "llama_cpp.server", "--model", str(gguf), "--port", str(port)]
-        command += ["--n_threads", str(threads), "--n_threads_batch", str(threads), "--n_ctx", "2048"]
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*command, "--port", str(port)],
+                stdout=output,
+                stderr=output,
+                text=True,
+                env=kept | environment,
+                start_new_session=True,
+            )
+        _wait_for_answer(self, health, pause=0.2)
+
+
+class VllmServer(PeerServer):
+    """vLLM's server with a checkpoint of safetensors."""
+
+    def __init__(self, python: str, checkpoint: Path, dtype: str, threads: int, slots: int, length: int, log: Path):
+        """`slots`: sequences that run at once, each of up to `length` tokens."""
+        cpus = sorted(os.sched_getaffinity(0))[:threads]
+        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint), "--dtype", dtype]
+        command += ["--host", "127.0.0.1", "--max-num-seqs", str(slots), "--max-model-len", str(length)]
+        bound = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus))}  # by default it leaves a CPU to others
+        super().__init__(command, "/health", log, vllm_runtime.ENVIRONMENT | bound)
+
+
+class LlamaCppServer(PeerServer):
+    """llama.cpp's `llama-server` with a GGUF file. `slots` and `length` are those of VllmServer."""
+
+    def __init__(self, program: str, gguf: Path, threads: int, slots: int, length: int, log: Path) -> None:
+        command = [program, "--model", str(gguf), "--threads", str(threads), "--threads-batch", str(threads)]
+        command += ["--host", "127.0.0.1", "--parallel", str(slots), "--ctx-size", str(slots * length)]
+        super().__init__([*command, "--flash-attn", "on"], "/health", log, {})
+
+
+class LlamaServer(PeerServer):
+    """`python -m llama_cpp.server`, which answers one request at a time."""
+
+    def __init__(self, python: str, gguf: Path, threads: int) -> None:
+        command = [python, "-m", "llama_cpp.server", "--model", str(gguf), "--n_ctx", "2048"]
+        command += ["--n_threads", str(threads), "--n_threads_batch", str(threads)]
         command += ["--interrupt_requests", "false"]  # otherwise a request ends the previous one
-        quiet = subprocess.DEVNULL
-        self.process = subprocess.Popen(command, stdout=quiet, stderr=quiet, text=True)
-        _wait_for_answer(self, "/v1/models")
+        super().__init__(command, "/v1/models", Path(os.devnull), {})
 
 
 def _free_port() -> int:
@@ -115,14 +163,15 @@ def _free_port() -> int:
         return taken.getsockname()[1]
 
 
-def _wait_for_answer(server: Server, path: str) -> None:
-    """Raises RuntimeError if the process ends or does not answer within START_SECONDS."""
+def _wait_for_answer(server: Server, path: str, pause: float = 0.005) -> None:
+    """Asks every `pause` seconds. Raises RuntimeError if the process ends or does not answer within START_SECONDS."""
     end = time.monotonic() + START_SECONDS
     while server.process.poll() is None and time.monotonic() < end:
         try:
             server.get(path)
             return
         except (URLError, ConnectionError):
-            time.sleep(0.005)
-    server.process.kill()
-    raise RuntimeError(f"no answer of {server.process.args[2]} at {path}")
+            time.sleep(pause)
+    if server.process.poll() is None:
+        os.killpg(server.process.pid, signal.SIGKILL)
+    raise RuntimeError(f"no answer of {' '.join(server.process.args[:3])} at {path}")

@@ -1,4 +1,4 @@
-"""A known shape as a GGUF file that both servers read, with random weights and the tokenizer of the bundled model."""
+"""A known shape as a GGUF file with random weights and the tokenizer of the bundled model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from benchmarks.comparison.gguf_writer import write_gguf
 from pace.assets import TINY
 
 
-def ensure_gguf(shape: str, folder: Path) -> Path:
-    """Returns the file of `shape` in q8_0 below `folder`, and writes it the first time."""
-    target = folder / shape / f"{shape}-q8_0.gguf"
+def ensure_gguf(shape: str, folder: Path, dtype: str = "q8_0") -> Path:
+    """Returns the file of `shape` below `folder`, and writes it the first time. `dtype`: one that `write_gguf`
+    writes."""
+    target = folder / shape / f"{shape}-{dtype}.gguf"
     if not target.exists():
         partial = target.with_suffix(".partial")
-        write_gguf(ensure_checkpoint(shape, folder / shape), partial, "q8_0", TINY)
+        write_gguf(ensure_checkpoint(shape, folder / shape), partial, dtype, TINY)
         partial.rename(target)
     return target

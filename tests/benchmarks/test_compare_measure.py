@@ -16,11 +16,9 @@ from benchmarks.comparison.checkpoint import shape_config
 from benchmarks.comparison.gguf_writer import write_gguf
 from benchmarks.comparison.measure import Comparison, LimitsError, Plan
 from benchmarks.comparison.results import Results, Scenario, Subject
-from benchmarks.comparison.runtimes import RUNTIMES
-from benchmarks.comparison.runtimes.base import SteppedRuntime, Timing
-from benchmarks.comparison.runtimes.ik_llama_cpp_runtime import IkLlamaCpp
 from pace.bench import limits
 from pace.bench.shapes import SHAPES
+from tests.benchmarks.test_compare_runtimes import FAKE_LLAMA_BENCH
 
 SMALL = dict(
     num_hidden_layers=2,
@@ -160,39 +158,6 @@ def test_a_round_with_unsteady_limits_is_measured_again(compare_small, monkeypat
     assert any("Repeated measurements: 3. Rounds still unsteady: 1." in line for line in report.notes(results))
 
 
-FAKE_LLAMA_BENCH = """#!/usr/bin/env python3
-import json, sys
-words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-if words["-m"].endswith("missing.gguf"):
-    sys.exit("cannot open the file")
-prompt, generated = map(int, words["-gp"].split(","))
-speed = 2 if words["-rtr"] == "1" and words["-fa"] == "0" else 1
-about = {"build_commit": "abc", "build_number": 7}
-print(json.dumps([
-    about | {"n_prompt": prompt, "n_gen": 0, "avg_ns": 1000000000 // speed},
-    about | {"n_prompt": prompt, "n_gen": generated, "avg_ns": 500000000 * generated // speed},
-]))
-"""
-
-
-def test_a_peer_that_is_a_program(monkeypatch, tmp_path):
-    program = tmp_path / "llama-bench"
-    with pytest.raises(ImportError, match="--llama-bench PATH"):
-        IkLlamaCpp.import_modules()
-    monkeypatch.setenv("LLAMA_BENCH", str(program))
-    with pytest.raises(ImportError, match="llama-bench is no program"):
-        IkLlamaCpp.import_modules()
-    program.write_text(FAKE_LLAMA_BENCH)
-    program.chmod(0o755)
-    IkLlamaCpp.import_modules()
-    runtime = IkLlamaCpp(tmp_path / "model.gguf", "Q4_K_M", 2)
-    runtime.tune([[1] * 20])
-    assert runtime.settings() == {"repack": "1", "flash attention": "0", "build": "abc (7)"}
-    assert runtime.run([[1] * 20], 4) == Timing(0.5, 0.25) and runtime.peak_mib() > 1
-    with pytest.raises(RuntimeError, match="ended with code 1: cannot open the file"):
-        IkLlamaCpp(tmp_path / "missing.gguf", "Q4_K_M", 2).run([[1]], 1)
-
-
 def test_a_program_runs_no_batches_and_is_asked_for_no_logits(compare_small, monkeypatch, tmp_path):
     program = tmp_path / "llama-bench"
     program.write_text(FAKE_LLAMA_BENCH)
@@ -273,32 +238,6 @@ def test_prompts_are_new_in_each_round_and_the_same_for_all(tmp_path):
     assert np.shape(first) == (2, 8) and np.max(first) < 96
 
 
-def test_steps_are_timed_one_by_one(monkeypatch):
-    clock = iter([0.0, 10.0, *(t for step in (9.0, 8.0, 1.0, 3.0, 2.0) for t in (100.0, 100.0 + step))])
-    monkeypatch.setattr("benchmarks.comparison.runtimes.base.time.perf_counter", lambda: next(clock))
-
-    class Fake(SteppedRuntime):
-        calls: list = []
-
-        def __init__(self):
-            pass
-
-        def reserve(self, batch, length):
-            self.calls.append((batch, length))
-
-        def start(self, prompts):
-            self.calls.append(prompts)
-
-        def step(self):
-            self.calls.append("step")
-
-        def logits(self, prompt):
-            raise NotImplementedError
-
-    assert Fake().run([[1, 2], [3, 4]], 5) == Timing(10.0, 2.0)  # the median without the first two steps
-    assert Fake.calls == [(2, 8), [[1, 2], [3, 4]], *["step"] * 5]
-
-
 def test_a_worker_answers_errors_and_goes_on():
     class Server:
         def fail(self):
@@ -344,11 +283,3 @@ def test_options(capsys):
         "--isa",
         "avx2",
     ]
-
-
-def test_every_runtime_says_what_it_has():
-    for name, runtime in RUNTIMES.items():
-        assert runtime.name == name and runtime.modules and (runtime.packages or runtime.is_program)
-        assert {variant.dtype for variant in runtime.variants} <= set(compare.DTYPES) and len(
-            {v.name for v in runtime.variants}
-        ) == len(runtime.variants)

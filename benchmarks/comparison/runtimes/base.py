@@ -60,8 +60,7 @@ class Runtime(ABC):
     """Modules imported by `import_modules`, so that importing does not count as loading."""
     variants: ClassVar[tuple[Variant, ...]]
     is_program: ClassVar[bool] = False
-    """True for a program that loads the model in every run. It takes one prompt, and reports neither loading time nor
-    logits."""
+    """True for a program that loads the model in every run. It reports neither loading time nor logits."""
 
     @classmethod
     def import_modules(cls) -> None:
@@ -79,6 +78,11 @@ class Runtime(ABC):
         """Returns why this machine or build does not support `variant`; None if it does. Called after
         `import_modules`."""
         return None
+
+    @classmethod
+    def takes_batches(cls) -> bool:
+        """True if it can run more than one sequence."""
+        return True
 
     @classmethod
     def conversion(cls, variant: str) -> tuple[str, str] | None:

@@ -1,4 +1,5 @@
-"""ik_llama.cpp through its own `llama-bench`, a program that loads a file, times it and ends.
+"""ik_llama.cpp through its own `llama-bench`, a program that loads a file, times it and ends. Batches are timed by
+`llama-batched-bench`, if it is next to it.
 
 It reads the files of llama.cpp's quantiser. `-rtr 1` repacks them at load into its interleaved types, its fastest. It
 reports the mean of the decode steps; for other runtimes it is the median."""
@@ -18,6 +19,7 @@ from benchmarks.comparison.runtimes.base import GGUF_FILES, Prompts, Runtime, Ti
 
 PROGRAM_VARIABLE = "LLAMA_BENCH"
 """Environment variable with the path of the program."""
+BATCHED_PROGRAM = "llama-batched-bench"
 SETTINGS = {"-rtr": "repack", "-fa": "flash attention"}
 """Flags of 0 or 1; all combinations are tried."""
 
@@ -49,6 +51,10 @@ class IkLlamaCpp(Runtime):
         return {}
 
     @classmethod
+    def takes_batches(cls) -> bool:
+        return os.access(_batched_program(), os.X_OK)
+
+    @classmethod
     def conversion(cls, variant: str) -> tuple[str, str]:
         return "llama.cpp", variant.lower()
 
@@ -58,13 +64,13 @@ class IkLlamaCpp(Runtime):
         self.build = ""
 
     def run(self, prompts: Prompts, generated: int) -> Timing:
-        return self._bench(len(prompts[0]), generated, self.chosen)
+        return self._bench(prompts, generated, self.chosen)
 
     def tune(self, prompts: Prompts) -> None:
         """Chooses repacking and flash attention by the shortest time for the prompt and 64 steps."""
         seconds = {}
         for values in itertools.product((0, 1), repeat=len(SETTINGS)):
-            timing = self._bench(len(prompts[0]), 8, dict(zip(SETTINGS, values)))
+            timing = self._bench(prompts, 8, dict(zip(SETTINGS, values)))
             seconds[values] = timing.prefill_s + 64 * timing.step_s
         self.chosen = dict(zip(SETTINGS, min(seconds, key=seconds.__getitem__)))
 
@@ -82,20 +88,41 @@ class IkLlamaCpp(Runtime):
     def logits(self, prompt: list[int]) -> np.ndarray:
         raise NotImplementedError("llama-bench shows no logits")
 
-    def _bench(self, prompt: int, generated: int, flags: dict[str, int]) -> Timing:
+    def _bench(self, prompts: Prompts, generated: int, flags: dict[str, int]) -> Timing:
+        if len(prompts) > 1:
+            return self._bench_batch(len(prompts), len(prompts[0]), generated, flags)
+        return self._bench_sequence(len(prompts[0]), generated, flags)
+
+    def _bench_sequence(self, prompt: int, generated: int, flags: dict[str, int]) -> Timing:
         """Times one prompt of random tokens, and steps after it. Each is a separate test of llama-bench, after a
         warm-up."""
         command = [os.environ[PROGRAM_VARIABLE], "-m", str(self.source), "-o", "json", "-r", "1"]
         command += ["-t", str(self.threads), "-p", str(prompt), "-n", "0", "-gp", f"{prompt},{generated}"]
         command += [word for flag, value in flags.items() for word in (flag, str(value))]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"llama-bench ended with code {done.returncode}: {done.stderr.strip()[-300:]}")
-        return self._read(done.stdout, generated)
-
-    def _read(self, answer: str, generated: int) -> Timing:
-        tests = json.loads(answer)
+        tests = json.loads(_run(command).stdout)
         prefill = next(test for test in tests if not test["n_gen"])
         decode = next(test for test in tests if test["n_gen"])
         self.build = f"{decode['build_commit']} ({decode['build_number']})"
         return Timing(prefill["avg_ns"] / 1e9, decode["avg_ns"] / 1e9 / generated)
+
+    def _bench_batch(self, batch: int, prompt: int, generated: int, flags: dict[str, int]) -> Timing:
+        """Times prompts of equal tokens, and steps after them. Only the last prompt gets logits."""
+        command = [_batched_program(), "-m", str(self.source), "-t", str(self.threads)]
+        command += ["-c", str(batch * (prompt + generated)), "-npp", str(prompt), "-ntg", str(generated)]
+        command += ["-npl", str(batch), "-fa", str(flags["-fa"]), *["-rtr"] * flags["-rtr"]]
+        rows = [line.split("|") for line in _run(command).stderr.splitlines() if line.startswith("|")]
+        row = dict(zip((name.strip() for name in rows[0]), rows[-1]))
+        return Timing(float(row["T_PP s"]), float(row["T_TG s"]) / generated)
+
+
+def _batched_program() -> str:
+    return str(Path(os.environ.get(PROGRAM_VARIABLE, "")).with_name(BATCHED_PROGRAM))
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end. Raises RuntimeError if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        name = Path(command[0]).name
+        raise RuntimeError(f"{name} ended with code {done.returncode}: {done.stderr.strip()[-300:]}")
+    return done
