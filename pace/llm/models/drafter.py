@@ -19,6 +19,11 @@ class DraftHeadModel(BaseModelForCausalLM):
 
     target_taps: tuple[int, ...]
     """The `taps` of the target whose rows `encode` takes."""
+    target_layers: tuple[int, ...] | None = None
+    """For a drafter that sees the target's keys and values: the layer of the target that each of its layers sees. None
+    for one with a cache of its own."""
+    positions_before: int = 0
+    """Number of positions before a window of the target that it sees (`KVSpec.kept_before`)."""
 
     @abstractmethod
     def of_target(self, target: BaseModelForCausalLM) -> DraftHeadModel:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pace.batch import BLOCK_SIZE
+from pace.batch import BLOCK_SIZE, LayerBlocks
 from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sequence import Sequence, Span
 from pace.llm.speculation.draft_model import DraftModel
@@ -63,7 +63,9 @@ class DraftHead(DraftModel):
             return None
         return 0 if len(shadow.tokens) + most <= self.max_length else None
 
-    def propose(self, sequences: list[Sequence], lengths: list[int]) -> list[list[int]]:
+    def propose(
+        self, sequences: list[Sequence], lengths: list[int], kv: list[LayerBlocks] | None = None
+    ) -> list[list[int]]:
         shadows = [self._shadows[sequence] for sequence in sequences]
         num_known = [len(shadow.tokens) for shadow in shadows]
         proposals = super().propose(sequences, lengths)

@@ -102,7 +102,7 @@ class SpeculativeDrafter:
             for sequence, length in zip(sequences, chosen)
         ]
         if any(chosen):
-            for span, drafts in zip(candidates, self.source.propose(sequences, chosen)):
+            for span, drafts in zip(candidates, self.source.propose(sequences, chosen, cache.kv)):
                 span.drafts = drafts
                 self._num_proposed[span.sequence] = len(drafts)
             self._spent = self.source.spent()

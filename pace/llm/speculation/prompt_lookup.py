@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from pace.batch import LayerBlocks
 from pace.llm.engine.drafter import DraftMemory
 from pace.llm.sequence import Sequence, Span
 
@@ -73,7 +74,9 @@ class PromptLookup:
     def seconds(self, sequences: list[Sequence], lengths: list[int]) -> float:
         return 0.0
 
-    def propose(self, sequences: list[Sequence], lengths: list[int]) -> list[list[int]]:
+    def propose(
+        self, sequences: list[Sequence], lengths: list[int], kv: list[LayerBlocks] | None = None
+    ) -> list[list[int]]:
         return [self._indices[sequence].following(length) for sequence, length in zip(sequences, lengths)]
 
     def spent(self) -> float:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from pace.batch import LayerBlocks
 from pace.llm.engine.drafter import DraftMemory
 from pace.llm.sequence import Sequence, Span
 
@@ -25,8 +26,11 @@ class DraftSource(Protocol):
         """Returns the expected seconds of `propose`, from measurements so far."""
         ...
 
-    def propose(self, sequences: list[Sequence], lengths: list[int]) -> list[list[int]]:
-        """Returns up to `lengths[i]` tokens for each sequence. `kind` was called for these sequences just before."""
+    def propose(
+        self, sequences: list[Sequence], lengths: list[int], kv: list[LayerBlocks] | None = None
+    ) -> list[list[int]]:
+        """Returns up to `lengths[i]` tokens for each sequence. `kind` was called for these sequences just before. `kv`:
+        the target's cache, which has all tokens of a sequence but the last. Only a source that sees it needs it."""
         ...
 
     def spent(self) -> float:
