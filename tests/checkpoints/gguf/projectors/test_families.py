@@ -17,6 +17,7 @@ from pace.checkpoints.gguf.file import GgufFile
 from pace.llm.processors.prompts import MediaPart
 from pace.llm.processors.registry import make_processors
 from pace.ops.weight_layout import WeightLayout
+from tests.checkpoints.gguf.projectors.checkpoints import SOUND, SOUNDS
 from tests.checkpoints.gguf.projectors.files import FAMILIES, STATISTICS, save_pair
 from tests.checkpoints.gguf.projectors.test_qwen import load
 from tests.checkpoints.gguf.test_refusals import drop, put
@@ -151,20 +152,29 @@ def test_epsilon_that_the_converter_makes_up(tmp_path):
     assert epsilons == [1e-6, 2e-5]
 
 
-def add_sound(writer) -> None:
-    """Adds a tower for sound, such as files of Gemma 4 E2B have."""
-    writer.add_bool("clip.has_audio_encoder", True)
-    writer.add_string("clip.audio.projector_type", "gemma4a")
-    writer.add_uint32("clip.audio.projection_dim", 32)
-    writer.add_tensor("a.conv1d.0.weight", np.ones((2, 3), np.float32))
-    writer.add_tensor("mm.a.input_projection.weight", np.ones((2, 3), np.float32))
+CLIP = np.random.default_rng(3).uniform(-0.5, 0.5, 9000).astype(np.float32)
 
 
-def test_sound_of_gemma_4_is_left_out(tmp_path, caplog):
-    _, path, _ = save_pair(tmp_path, "gemma4", add=add_sound)
-    with caplog.at_level(logging.WARNING, "pace"), load(path) as model:
-        assert [tower.kind for tower in model._model.towers] == ["image"]
-    assert "the tower for sound is not implemented for Gemma 4, and left out" in caplog.text
+PLAIN = {"use_clipped_linears": False}
+
+
+@pytest.mark.parametrize(
+    ("family", "audio"), [("gemma4", {}), pytest.param("gemma4", PLAIN, marks=pytest.mark.thorough), ("gemma4_unified", {})]
+)
+def test_sound_of_gemma_4(family, audio, tmp_path, caplog):
+    """Rows are those of the checkpoint, bit for bit, and so are texts."""
+    hub, path, mmproj = save_pair(tmp_path, family, audio_config=SOUNDS[family] | audio, audio_token_id=SOUND)
+    with caplog.at_level(logging.WARNING, "pace"), load(hub) as expected, load(path, mmproj=mmproj) as model:
+        assert [tower.kind for tower in model._model.towers] == ["image", "audio"]
+        media = model._generator.encoder.all.audio.prepare(CLIP)
+        rows = rows_of(model, media)
+        assert len(rows) == media.num_tokens > 12 and torch.equal(rows, rows_of(expected, media))
+        text = "ab<|audio|>xyz"
+        found = model.generate({"prompt": text, "audio": [CLIP]}, max_new_tokens=12, logprobs=0)
+        tokens = model._generator.encoder.encode(text, [MediaPart("audio", CLIP)], model.tokenizer).tokens
+        inputs = {"input_ids": torch.tensor([tokens]), **model.processor(audio=[CLIP])}
+        assert results(found) == results(expected.generate(inputs, max_new_tokens=12, logprobs=0))
+    assert "ignored" not in caplog.text and "mmproj" not in caplog.text
 
 
 WRONG = [
