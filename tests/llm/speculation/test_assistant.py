@@ -165,7 +165,9 @@ def test_clusters_that_are_wrong(tmp_path) -> None:
             engine_of(tmp_path)
 
 
-def test_mtp_names_the_assistant(tmp_path) -> None:
-    save_tiny(tmp_path, "gemma4_text", {})
+def test_how_an_assistant_is_given(tmp_path) -> None:
+    save_pair(tmp_path, "gemma4_text", {}, {})
     with pytest.raises(NotImplementedError, match=r'assistant, such as DraftModelConfig\("google'):
-        LLMModel(tmp_path, spec_config="mtp", progress=False)
+        LLMModel(tmp_path / "target", spec_config="mtp", progress=False)
+    with pytest.raises(NotImplementedError, match="Gemma4AssistantForCausalLM drafts for another model"):
+        LLMModel(tmp_path / "assistant", progress=False)
