@@ -31,15 +31,14 @@ class DraftAssistant(DraftWriter):
     before it. Further drafts follow from the draft before and the model's own row. All are computed at the position of
     the last token, and see the positions before it. So only one row of each sequence is kept between steps."""
 
-    _target_kv: list[LayerBlocks] | None = None
-    """The target's cache, by layer of the target."""
-    _kv: list[LayerBlocks] = []
-    """The same, by layer of this model."""
-
     def __init__(self, *arguments: Any, **named: Any) -> None:
         """The arguments of `DraftWriter`."""
         super().__init__(*arguments, **named)
         self._rows: dict[Sequence, LastRow] = {}
+        self._target_kv: list[LayerBlocks] | None = None
+        """The target's cache, by layer of the target."""
+        self._kv: list[LayerBlocks] = []
+        """The same, by layer of this model."""
 
     # -- calls of the drafter ------------------------------------------------------------------------------------------
 
@@ -74,13 +73,13 @@ class DraftAssistant(DraftWriter):
             live = [index for index in live if len(proposals[index]) == depth < lengths[index]]
         return proposals
 
-    def observe(self, spans: list[Span], kept: Tensor) -> None:
+    def observe(self, spans: list[Span], outcomes: list[list[int]], kept: Tensor) -> None:
         first = 0
-        for span in spans:
-            sequence, strategy = span.sequence, span.sequence.strategy
-            if strategy is not None and strategy.takes_drafts and not sequence.is_finished:
-                at, wanted_from = len(sequence.tokens) - 2, span.end - span.num_wanted
-                if wanted_from <= at < span.end:
+        for span, tokens in zip(spans, outcomes):
+            sequence = span.sequence
+            if tokens and sequence.strategy.takes_drafts and not sequence.is_finished:
+                at = len(sequence.tokens) - 2
+                if at >= span.start + span.num_tokens - 1 + span.num_certain:  # else the target has no row of it
                     self._rows[sequence] = LastRow(at, kept[first + at - span.start].clone())
             first += span.end - span.start
         if len(self._rows) > 2 * len(spans) + 16:

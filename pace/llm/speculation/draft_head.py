@@ -91,7 +91,7 @@ class DraftHead(DraftModel):
                 shadow.drop(len(shadow.rows))
         return proposals
 
-    def observe(self, spans: list[Span], kept: Tensor) -> None:
+    def observe(self, spans: list[Span], outcomes: list[list[int]], kept: Tensor) -> None:
         if not any(map(self._drafts_for, spans)):
             return
         inputs, rows = kept.split([self._num_inputs, kept.shape[1] - self._num_inputs], 1)

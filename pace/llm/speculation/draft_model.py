@@ -90,7 +90,7 @@ class DraftModel(DraftWriter):
         self._draft(ready, [wanted[sequence] for sequence in ready], proposals)
         return [proposals.get(sequence, []) for sequence in sequences]
 
-    def observe(self, spans: list[Span], kept: Tensor) -> None:
+    def observe(self, spans: list[Span], outcomes: list[list[int]], kept: Tensor) -> None:
         pass
 
     def settle(self, sequence: Sequence, num_valid: int) -> None:

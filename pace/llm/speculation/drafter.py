@@ -127,7 +127,7 @@ class SpeculativeDrafter:
 
     def learn(self, spans: list[Span], outcomes: list[list[int]], kept: Tensor | None = None) -> None:
         if kept is not None:
-            self.source.observe(spans, kept)
+            self.source.observe(spans, outcomes, kept)
         if self._is_left_alone:
             return self._note_rest(spans)
         num_drafts = 0

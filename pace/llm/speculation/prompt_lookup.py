@@ -82,7 +82,7 @@ class PromptLookup:
     def spent(self) -> float:
         return 0.0
 
-    def observe(self, spans: list[Span], kept: Tensor) -> None:
+    def observe(self, spans: list[Span], outcomes: list[list[int]], kept: Tensor) -> None:
         pass
 
     def settle(self, sequence: Sequence, num_valid: int) -> None:

@@ -37,9 +37,10 @@ class DraftSource(Protocol):
         """Returns the seconds that the last `propose` took, without interruptions."""
         ...
 
-    def observe(self, spans: list[Span], kept: Tensor) -> None:
+    def observe(self, spans: list[Span], outcomes: list[list[int]], kept: Tensor) -> None:
         """Called after each step of a model that keeps rows, before `settle`: `kept [T, W]` are those of all tokens of
-        the step. They are overwritten by the next step."""
+        the step. They are overwritten by the next step. `outcomes`: as in `Drafter.learn`; the sequences have these
+        tokens, up to one that stopped them."""
         ...
 
     def settle(self, sequence: Sequence, num_valid: int) -> None:

@@ -49,13 +49,14 @@ def drafts_of(engine: Engine, texts: list[torch.Tensor], count: int) -> torch.Te
     sequences = [Sequence(ids.tolist(), strategy=strategy, stopping=None, max_length=80) for ids in texts]
     for sequence in sequences:
         length = len(sequence.tokens) - 1
-        sequence.wanted_from = 0
+        last = sequence.tokens.pop()
         assert cache.admit(sequence, length)
         spans = [Span(sequence, 0, length)]
         batch = BatchBuilder(kept_width=engine.model.kept_width).build(spans, cache.kv)
         engine.model.forward(batch)
         cache.commit(sequence, length)
-        source.observe(spans, batch.kept)
+        sequence.append(last)
+        source.observe(spans, [[last]], batch.kept)
         assert source.kind(sequence, count) == 0 and cache.reserve(sequence, length + count + 1)
     forward = source._forward
     source._forward = lambda batch: found.append(forward(batch)) or found[-1]
