@@ -36,9 +36,9 @@ FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 """Kind of target, its fields and those of the assistant."""
 
 
-def engine_of(folder, backend: str = "native", **options: Any) -> Engine:
-    options = {"dtype": "float32", "progress": False, "num_threads": 1, "kv_cache_bytes": "4MiB", **options}
-    spec = DraftModelConfig(folder / "assistant")
+def engine_of(folder, backend: str = "native", assistant: str = "assistant") -> Engine:
+    options = {"dtype": "float32", "progress": False, "num_threads": 1, "kv_cache_bytes": "4MiB"}
+    spec = DraftModelConfig(folder / assistant)
     return open_model(LoadOptions(folder / "target", spec_config=spec, backend=backend, **options)).engine
 
 
@@ -164,6 +164,20 @@ def test_clusters_that_are_wrong(tmp_path) -> None:
         save_file(rest | ({} if ordering is None else {name: ordering}), path, metadata={"format": "pt"})
         with pytest.raises(ValueError, match="token_ordering"):
             engine_of(tmp_path)
+
+
+def test_a_gguf_file(tmp_path) -> None:
+    """It has the bits of the checkpoint. llama.cpp writes it without clusters."""
+    pytest.importorskip("gguf", reason="the gguf package is not installed")
+    from tests.checkpoints.gguf.gemma4.gemma4_files import write_gemma4
+
+    save_pair(tmp_path, "gemma4_text", {}, {})
+    write_gemma4(tmp_path / "assistant", tmp_path / "assistant.gguf")
+    texts = [torch.arange(3, 40)]
+    found, expected = (drafts_of(engine_of(tmp_path, assistant=name), texts, 3) for name in ("assistant.gguf", "assistant"))
+    assert torch.equal(found, expected)
+    with pytest.raises(NotImplementedError, match="Gemma4AssistantForCausalLM drafts for another model"):
+        LLMModel(tmp_path / "assistant.gguf", progress=False)
 
 
 def test_how_an_assistant_is_given(tmp_path) -> None:
