@@ -115,6 +115,17 @@ def test_texts_in_other_forms(options, tmp_path) -> None:
         assert check_same(plain, drafted)[0] > 100
 
 
+def test_a_session_of_other_windows_is_refused(tmp_path) -> None:
+    save_pair(tmp_path, "gemma4_text", {}, {})
+    spec = DraftModelConfig(tmp_path / "assistant")
+    with opened(tmp_path / "target") as plain, opened(tmp_path / "target", spec) as drafted:
+        with plain.session() as session:
+            session.append([3, 4, 5])
+            session.save(tmp_path / "saved")
+        with pytest.raises(ValueError, match="kept before windows for a drafter was 0 .* the same spec_config"):
+            drafted.load_session(tmp_path / "saved")
+
+
 def test_its_memory_is_its_weights(tmp_path) -> None:
     """It has no cache. The model's windows keep two more positions for it, and its last layers still run for the last
     token of a prompt only."""
