@@ -152,6 +152,11 @@ def test_epsilon_that_the_converter_makes_up(tmp_path):
     assert epsilons == [1e-6, 2e-5]
 
 
+def sound_of(family: str, **fields) -> dict:
+    """Fields of config.json for a tower for sound; none for families that may not have one."""
+    return {"audio_config": SOUNDS[family] | fields, "audio_token_id": SOUND} if family in SOUNDS else {}
+
+
 CLIP = np.random.default_rng(3).uniform(-0.5, 0.5, 9000).astype(np.float32)
 
 
@@ -163,7 +168,7 @@ PLAIN = {"use_clipped_linears": False}
 )
 def test_sound_of_gemma_4(family, audio, tmp_path, caplog):
     """Rows are those of the checkpoint, bit for bit, and so are texts."""
-    hub, path, mmproj = save_pair(tmp_path, family, audio_config=SOUNDS[family] | audio, audio_token_id=SOUND)
+    hub, path, mmproj = save_pair(tmp_path, family, **sound_of(family, **audio))
     with caplog.at_level(logging.WARNING, "pace"), load(hub) as expected, load(path, mmproj=mmproj) as model:
         assert [tower.kind for tower in model._model.towers] == ["image", "audio"]
         media = model._generator.encoder.all.audio.prepare(CLIP)
@@ -192,6 +197,22 @@ WRONG = [
 ]  # fmt: skip
 
 
+WRONG_SOUND = [
+    (drop("clip.audio.num_mel_bins"), "has no clip.audio.num_mel_bins"),
+    (put("clip.audio.projection_dim", 64, "uint32"), "its rows have 64 numbers"),
+    (lambda writer: writer.tensors[0].pop("a.conv1d.1.weight"), "no tensor a.conv1d.1.weight"),
+    (lambda writer: writer.tensors[0].pop("a.blk.1.per_dim_scale.weight"), r"missing \(1\): .*per_dim_scale"),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("change", "message"), WRONG_SOUND)
+def test_what_a_file_with_sound_must_have(change, message, tmp_path):
+    _, path, mmproj = save_pair(tmp_path, "gemma4", add=change, **sound_of("gemma4"))
+    with pytest.raises(ValueError, match=message):
+        load(path, mmproj=mmproj)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("family", "change", "error", "message"), WRONG)
 def test_what_a_file_must_not_say(family, change, error, message, tmp_path):
@@ -205,7 +226,7 @@ def test_what_a_file_must_not_say(family, change, error, message, tmp_path):
 @pytest.mark.parametrize("family", ALL)
 def test_damaged_bytes_give_one_clear_error_or_run(family, tmp_path):
     """Random changes to the header."""
-    _, path, mmproj = save_pair(tmp_path, family)
+    _, path, mmproj = save_pair(tmp_path, family, **sound_of(family))
     content, damaged = mmproj.read_bytes(), tmp_path / "damaged.gguf"
     end = min(tensor.begin for tensor in GgufFile(mmproj).tensors.values())
     chance, failed = np.random.default_rng(0), 0
