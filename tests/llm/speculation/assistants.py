@@ -77,9 +77,9 @@ def make_agree(folder: Path) -> None:
     drafts = {name: tensor.clone() for name, tensor in load_file(own).items()}
     for tensors in (state, drafts):
         for name, tensor in tensors.items():
-            if "o_proj" in name or "down_proj" in name or "per_layer_projection.weight" in name:
-                tensor *= 0.001
-            if "layer_scalar" in name or name.startswith("model.layers") and "post_" in name:
+            if name.startswith("model.layers") and "post_" in name:
+                tensor.fill_(0.001)
+            if "layer_scalar" in name:
                 tensor.fill_(1.0)
     width, hidden = state["lm_head.weight"].shape[1], drafts["pre_projection.weight"].shape[0]
     assert width == hidden, "an assistant that agrees is as wide as its target"
