@@ -65,7 +65,9 @@ def test_mtp_is_that_of_transformers(model_type, tmp_path) -> None:
 def test_mtp_sees_the_rows_of_images(step_tokens, tmp_path, monkeypatch) -> None:
     """In place of the embeddings of their placeholders, also if a step ends within an image. The texts are those
     without drafts."""
-    seeing.save_seeing(tmp_path, "qwen3_5")
+    seeing.save_seeing(
+        tmp_path, "qwen3_5", {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    )
     oracle, mtp = add_mtp(tmp_path, "qwen3_5")
     inputs = seeing.inputs_of([[(8, 8), (4, 6)]], seed=1)
     monkeypatch.setattr(load, "tokens_per_step", lambda model: step_tokens)

@@ -264,7 +264,7 @@ class Gemma4AssistantForCausalLM(DraftHeadModel, Gemma4ForConditionalGeneration)
     def _logits_of(self, row: Tensor) -> Tensor:
         best = self.centroids(self.ops, row[None])[0].topk(self.config.centroid_intermediate_top_k).indices
         tokens = self.clusters[best].flatten()
-        found = self.embedding(self.ops, tokens) @ row
+        found = self.embedding(self.ops, tokens) @ row.clone()  # the bits depend on its alignment
         logits = torch.full((self.config.vocab_size,), found.min().item() - 1.0, dtype=found.dtype)
         return logits.index_copy_(0, tokens, found)
 
