@@ -121,9 +121,7 @@ def mtp_rows(mtp: torch.nn.Module, ids: torch.Tensor, rows: torch.Tensor) -> tup
 
 
 @torch.no_grad()
-def mtp_logits(
-    mtp: torch.nn.Module, inputs: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
+def mtp_logits(mtp: torch.nn.Module, inputs: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """The logits for inputs `[T, hidden]` in place of tokens, at `positions [3, T]` of time, height and width. The mask
     is that of text."""
     inputs, text = inputs[None], torch.arange(len(inputs))[None]

@@ -25,12 +25,12 @@ from tests.plugins.tiers import sample
 pytest.importorskip("transformers")
 
 CLUSTERS = {"use_ordered_embeddings": True, "num_centroids": 11, "centroid_intermediate_top_k": 3}
+OWN_WIDTHS = {n: {"head_dim": 16, "num_key_value_heads": 1} for n in (1, 4, 6)}
 FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "shared": ("gemma4_text", {}, {}),
     "clusters": ("gemma4_text", {"sliding_window": 20}, CLUSTERS),
     "large": ("gemma4_text", LARGE | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}, {}),
-    "own-widths": ("gemma4_text", {"per_layer_config": {n: {"head_dim": 16, "num_key_value_heads": 1} for n in (1, 4, 6)},
-                                   "use_double_wide_mlp": False}, {}),
+    "own-widths": ("gemma4_text", {"per_layer_config": OWN_WIDTHS, "use_double_wide_mlp": False}, {}),
     "unified": ("gemma4_unified_text", {}, {}),
 }  # fmt: skip
 """Kind of target, its fields and those of the assistant."""
@@ -186,7 +186,9 @@ def test_a_gguf_file(tmp_path) -> None:
     save_pair(tmp_path, "gemma4_text", {}, {})
     write_gemma4(tmp_path / "assistant", tmp_path / "assistant.gguf")
     texts = [torch.arange(3, 40)]
-    found, expected = (drafts_of(engine_of(tmp_path, assistant=name), texts, 3) for name in ("assistant.gguf", "assistant"))
+    found, expected = (
+        drafts_of(engine_of(tmp_path, assistant=name), texts, 3) for name in ("assistant.gguf", "assistant")
+    )
     assert torch.equal(found, expected)
     with pytest.raises(NotImplementedError, match="Gemma4AssistantForCausalLM drafts for another model"):
         LLMModel(tmp_path / "assistant.gguf", progress=False)

@@ -36,7 +36,6 @@ WITHOUT = {
 """Fields of the text part that an assistant has only with these values."""
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Gemma4AssistantConfig(Gemma4Config):
     backbone_hidden_size: int = count(1536)

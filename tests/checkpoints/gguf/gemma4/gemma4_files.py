@@ -27,9 +27,9 @@ def write_gemma4(
     add: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
     apart: bool = False,
 ) -> None:
-    """Writes the checkpoint in `folder`, which may be an assistant, to `path`. `types` is ggml's name of the matrices' type, for all or by the
-    file's name. With `as_floats`, the file holds their values in float32. With `apart`, gates and ups of experts are
-    separate stacks. `add` may add more to the file."""
+    """Writes the checkpoint in `folder`, which may be an assistant, to `path`. `types` is ggml's name of the matrices'
+    type, for all or by the file's name. With `as_floats`, the file holds their values in float32. With `apart`, gates
+    and ups of experts are separate stacks. `add` may add more to the file."""
     config = json.loads((folder / "config.json").read_text())
     is_assistant = "backbone_hidden_size" in config
     writer = gguf.GGUFWriter(path, "gemma4-assistant" if is_assistant else "gemma4")

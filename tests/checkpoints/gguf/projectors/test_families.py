@@ -164,7 +164,8 @@ PLAIN = {"use_clipped_linears": False}
 
 
 @pytest.mark.parametrize(
-    ("family", "audio"), [("gemma4", {}), pytest.param("gemma4", PLAIN, marks=pytest.mark.thorough), ("gemma4_unified", {})]
+    ("family", "audio"),
+    [("gemma4", {}), pytest.param("gemma4", PLAIN, marks=pytest.mark.thorough), ("gemma4_unified", {})],
 )
 def test_sound_of_gemma_4(family, audio, tmp_path, caplog):
     """Rows are those of the checkpoint, bit for bit, and so are texts."""
