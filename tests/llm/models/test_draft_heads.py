@@ -61,7 +61,7 @@ def test_mtp_is_that_of_transformers(model_type, tmp_path) -> None:
         assert relative_error(again, further) < TOLERANCE
 
 
-@pytest.mark.parametrize("step_tokens", [512, 16])
+@pytest.mark.parametrize("step_tokens", [pytest.param(512, marks=pytest.mark.thorough), 16])
 def test_mtp_sees_the_rows_of_images(step_tokens, tmp_path, monkeypatch) -> None:
     """In place of the embeddings of their placeholders, also if a step ends within an image. The texts are those
     without drafts."""

@@ -68,25 +68,28 @@ def drafts_of(engine: Engine, texts: list[torch.Tensor], count: int) -> torch.Te
     return torch.stack(found, 1)
 
 
-@pytest.mark.parametrize("form", sample(list(FORMS), lambda name: name in ("shared", "clusters")))
-def test_logits_are_those_of_transformers(form, tmp_path) -> None:
+BACKENDS = [("native", form) for form in FORMS] + [("native-eager", "clusters"), ("torch", "clusters")]
+ALWAYS = ("native", "shared"), ("native", "clusters")
+
+
+@pytest.mark.parametrize(("backend", "form"), sample(BACKENDS, lambda case: case in ALWAYS))
+def test_logits_are_those_of_transformers(backend, form, tmp_path) -> None:
     """For texts within windows and beyond, one at a time and together. At 37 tokens, the first position that a window
     of 20 shows is the last one of a block that the target does not need any more."""
     oracle = save_pair(tmp_path, *FORMS[form])
     texts = [torch.randint(3, 99, (length,), generator=torch.Generator().manual_seed(1)) for length in (37, 5, 60)]
     expected = [oracle_drafts(*oracle, ids, 3) for ids in texts]
-    for backend in ("native", "native-eager", "torch") if form == "clusters" else ("native",):
-        engine = engine_of(tmp_path, backend)
-        alone = [drafts_of(engine, [ids], 3)[0] for ids in texts]
-        for logits, wanted in zip(alone, expected):
-            assert relative_error(logits, wanted) < TOLERANCE
-        together = drafts_of(engine, texts, 3)
-        assert torch.equal(together, torch.stack(alone)) or backend == "torch"
-        assert engine.cache.used_bytes == 0
-        engine.drafter.check_integrity()
+    engine = engine_of(tmp_path, backend)
+    alone = [drafts_of(engine, [ids], 3)[0] for ids in texts]
+    for logits, wanted in zip(alone, expected):
+        assert relative_error(logits, wanted) < TOLERANCE
+    together = drafts_of(engine, texts, 3)
+    assert torch.equal(together, torch.stack(alone)) or backend == "torch"
+    assert engine.cache.used_bytes == 0
+    engine.drafter.check_integrity()
 
 
-@pytest.mark.parametrize("agrees", [False, True])
+@pytest.mark.parametrize("agrees", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_texts_are_those_without_drafts(agrees, tmp_path) -> None:
     fields = {"tie_word_embeddings": False, "sliding_window": 20}
     save_pair(tmp_path, "gemma4_text", fields, {} if agrees else CLUSTERS, hidden_size=32)
@@ -116,6 +119,7 @@ def test_texts_in_other_forms(options, tmp_path) -> None:
         assert check_same(plain, drafted)[0] > 100
 
 
+@pytest.mark.thorough
 def test_a_session_of_other_windows_is_refused(tmp_path) -> None:
     save_pair(tmp_path, "gemma4_text", {}, {})
     spec = DraftModelConfig(tmp_path / "assistant")
@@ -153,6 +157,7 @@ WRONG = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_an_assistant_of_another_model(tmp_path) -> None:
     save_pair(tmp_path, "gemma4_text", {}, {})
     before = (tmp_path / "assistant" / "config.json").read_text()
@@ -166,6 +171,7 @@ def test_an_assistant_of_another_model(tmp_path) -> None:
         engine_of(tmp_path)
 
 
+@pytest.mark.thorough
 def test_clusters_that_are_wrong(tmp_path) -> None:
     save_pair(tmp_path, "gemma4_text", {}, CLUSTERS)
     path = tmp_path / "assistant" / "model.safetensors"
@@ -178,6 +184,7 @@ def test_clusters_that_are_wrong(tmp_path) -> None:
             engine_of(tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_gguf_file(tmp_path) -> None:
     """It has the bits of the checkpoint. llama.cpp writes it without clusters."""
     pytest.importorskip("gguf", reason="the gguf package is not installed")
