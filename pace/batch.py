@@ -313,9 +313,9 @@ class ForwardBatch:
     """The same step for the second and later groups of layers, with their slots and block tables."""
 
     def of_wanted_tokens(self, x: Tensor) -> tuple[ForwardBatch, Tensor]:
-        """Returns the step of each span's tokens from the first one on whose logits are wanted, and the rows of these
-        tokens in this step, int64 `[G]`. Rows of `x [T, W]` are its given rows, one for each token. For layers that
-        only see keys and values of earlier layers."""
+        """Returns the step of each span's tokens from the first one on whose logits are wanted. Its given rows are
+        their rows of `x [T, W]`. Also returns the rows of these tokens in this step, int64 `[G]`. For layers that only
+        see keys and values of earlier layers."""
         edges, wanted = self.spans.query_start.numpy(), self.logit_rows.numpy()
         starts, ends = edges[:-1], edges[1:]
         first = np.append(wanted, edges[-1])[np.searchsorted(wanted, starts)]

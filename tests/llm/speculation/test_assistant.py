@@ -43,7 +43,7 @@ def engine_of(folder, backend: str = "native", assistant: str = "assistant") -> 
 
 
 def drafts_of(engine: Engine, texts: list[torch.Tensor], count: int) -> torch.Tensor:
-    """Logits `[T, count, V]` of drafts for some texts, of which the model has computed all but the last token."""
+    """Logits `[T, count, V]` of drafts for some texts. The model has computed all of their tokens but the last."""
     source, cache, found = engine.drafter.source, engine.cache, []
     strategy = SimpleNamespace(rules=None, takes_drafts=True)
     sequences = [Sequence(ids.tolist(), strategy=strategy, stopping=None, max_length=80) for ids in texts]
@@ -68,14 +68,15 @@ def drafts_of(engine: Engine, texts: list[torch.Tensor], count: int) -> torch.Te
     return torch.stack(found, 1)
 
 
-BACKENDS = [("native", form) for form in FORMS] + [("native-eager", "clusters"), ("torch", "clusters")]
+CASES = [("native", form) for form in FORMS] + [("native-eager", "clusters"), ("torch", "clusters")]
 ALWAYS = ("native", "shared"), ("native", "clusters")
 
 
-@pytest.mark.parametrize(("backend", "form"), sample(BACKENDS, lambda case: case in ALWAYS))
-def test_logits_are_those_of_transformers(backend, form, tmp_path) -> None:
-    """For texts within windows and beyond, one at a time and together. At 37 tokens, the first position that a window
-    of 20 shows is the last one of a block that the target does not need any more."""
+@pytest.mark.parametrize("case", sample(CASES, lambda case: case in ALWAYS), ids=" ".join)
+def test_logits_are_those_of_transformers(case, tmp_path) -> None:
+    """For texts within windows and beyond, one at a time and together. After 37 tokens, a
+    window of 20 begins with the last position of a block. The target does not need that block any more."""
+    backend, form = case
     oracle = save_pair(tmp_path, *FORMS[form])
     texts = [torch.randint(3, 99, (length,), generator=torch.Generator().manual_seed(1)) for length in (37, 5, 60)]
     expected = [oracle_drafts(*oracle, ids, 3) for ids in texts]
