@@ -80,7 +80,7 @@ class BaseModelForCausalLM(Model):
         output of the last one, `FINAL_NORM` and `WANTED_NORM` for that of the final norm. To be set before a runner
         is made."""
         self.kept_before = 0
-        """That of `KVSpec`. May be changed until a cache is made."""
+        """Number of positions before windows that are kept, as in `KVSpec`. May be changed until a cache is made."""
 
     @classmethod
     def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:

@@ -74,8 +74,8 @@ ALWAYS = ("native", "shared"), ("native", "clusters")
 
 @pytest.mark.parametrize("case", sample(CASES, lambda case: case in ALWAYS), ids=" ".join)
 def test_logits_are_those_of_transformers(case, tmp_path) -> None:
-    """For texts within windows and beyond, one at a time and together. After 37 tokens, a
-    window of 20 begins with the last position of a block. The target does not need that block any more."""
+    """For texts within windows and beyond, one at a time and together. After 37 tokens, a window of 20 begins with the
+    last position of a block. The target does not need that block any more."""
     backend, form = case
     oracle = save_pair(tmp_path, *FORMS[form])
     texts = [torch.randint(3, 99, (length,), generator=torch.Generator().manual_seed(1)) for length in (37, 5, 60)]
