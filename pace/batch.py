@@ -132,6 +132,8 @@ class KVSpec:
     groups: tuple[Group, ...] = ()
     """Groups of layers. A block holds 16 positions of the layers of one group. All blocks have the same size, so any
     group can use any block. The default is one group of all layers, which keeps every position."""
+    kept_before: int = 0
+    """Number of positions before a layer's window that are kept as well, because a drafter sees them."""
 
     def __post_init__(self) -> None:
         if not any(layer and not isinstance(layer, Shares) for layer in self.layers):
@@ -310,9 +312,10 @@ class ForwardBatch:
     others: tuple[ForwardBatch, ...] = ()
     """The same step for the second and later groups of layers, with their slots and block tables."""
 
-    def of_wanted_tokens(self, x: Tensor) -> ForwardBatch:
-        """Returns the step of each span's tokens from the first one on whose logits are wanted. Rows of `x [T, W]` are
-        its given rows, one for each of these tokens. For layers that only see keys and values of earlier layers."""
+    def of_wanted_tokens(self, x: Tensor) -> tuple[ForwardBatch, Tensor]:
+        """Returns the step of each span's tokens from the first one on whose logits are wanted. Its given rows are
+        their rows of `x [T, W]`. Also returns the rows of these tokens in this step, int64 `[G]`. For layers that only
+        see keys and values of earlier layers."""
         edges, wanted = self.spans.query_start.numpy(), self.logit_rows.numpy()
         starts, ends = edges[:-1], edges[1:]
         first = np.append(wanted, edges[-1])[np.searchsorted(wanted, starts)]
@@ -335,6 +338,7 @@ class ForwardBatch:
             slots=self.slots[rows],
             logit_rows=torch.searchsorted(rows, self.logit_rows),
             given=GivenRows(x[rows], torch.arange(len(rows))),
+            kept=None if self.kept is None else torch.empty(len(rows), self.kept.shape[1]),
             angle_positions=None if self.angle_positions is None else self.angle_positions[:, rows],
             routing=None if self.routing is None else self.routing[rows],
             types=None if self.types is None else self.types[rows],
@@ -344,7 +348,7 @@ class ForwardBatch:
             replace(some, spans=replace(spans, block_table=other.spans.block_table), slots=other.slots[rows])
             for other in self.others
         )
-        return replace(some, others=tuple(others))
+        return replace(some, others=tuple(others)), rows
 
     def of_layer(self, kv: LayerBlocks) -> ForwardBatch:
         """Returns the batch with the slots and block table of the layer that owns `kv`."""

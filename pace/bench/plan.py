@@ -111,7 +111,7 @@ def plan(
     image_tokens: int = IMAGE_TOKENS,
 ) -> list[Plan]:
     """Plans for a prompt of `prompt` tokens, and for decoding `batch` sequences of `context` tokens (None: `prompt`).
-    If the model has towers, also for an image of `image_tokens` tokens, and a clip of a minute.
+    If the model has towers, also for an image of `image_tokens` tokens, and a clip of a minute or its longest.
 
     Returns one plan for each dtype and each of `FORMATS`. With `quantization`, or a `checkpoint` (of
     `quantized_tensors`) with quantised matrices, returns a single plan. A `sample` corrects the predictions by

@@ -55,9 +55,11 @@ def table(result: Result) -> str:
 
 
 def _tower(tower: TowerResult) -> str:
-    planned, name = tower.planned, "image" if tower.planned.kind == "image" else "clip"
+    planned, name, length = tower.planned, "image", ""
+    if planned.clip_seconds:
+        name, length = "clip", f" for {planned.clip_seconds} s of sound"
     return (
-        f"{name:<13}{tower.seconds:9.2f} s              MFU {tower.mfu:5.2f}    {planned.num_tokens:,} tokens; "
+        f"{name:<13}{tower.seconds:9.2f} s              MFU {tower.mfu:5.2f}    {planned.num_tokens:,} tokens{length}; "
         f"measured is {tower.ratio:.2f} of predicted\n"
         f"{'':<13}{format_bytes(planned.encode_bytes):>11} while it is encoded, {format_bytes(planned.row_bytes)} of "
         f"rows, {format_bytes(planned.weight_bytes)} of weights"

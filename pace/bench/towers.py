@@ -17,7 +17,7 @@ from pace.batch import ForwardBatch
 from pace.bench.costs import attention_costs, usual_code, walk
 from pace.bench.limits import Limits, between
 from pace.bench.prediction import efficiency
-from pace.llm.layers import Attention, Linear, Vectors
+from pace.llm.layers import Attention, Layer, Linear, Vectors
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.towers.tower import Slice, Tower
 from pace.media.media import Media
@@ -37,6 +37,8 @@ class TowerPlan:
     """"image" or "audio"."""
     num_tokens: int
     """Tokens of the image or clip."""
+    clip_seconds: int
+    """Length of the clip; 0 for an image."""
     weight_bytes: int
     """Bytes of the tower, a part of the model's weights."""
     encode_bytes: int
@@ -65,6 +67,7 @@ class TowerResult:
         return {
             "kind": planned.kind,
             "tokens": planned.num_tokens,
+            "clip_s": planned.clip_seconds,
             "encode_s": self.seconds,
             "encode_mfu": self.mfu,
             "predicted_s": planned.encode_seconds,
@@ -101,14 +104,14 @@ class Run(NamedTuple):
 
 
 class Encoding:
-    """The runs of an encoding: of an image of `image_tokens` tokens, or of a clip of a minute."""
+    """The runs of an encoding: of an image of `image_tokens` tokens, or of a clip of `Tower.clip_seconds`."""
 
     def __init__(self, tower: Tower, image_tokens: int = IMAGE_TOKENS):
         """The tower need not be loaded."""
         self.tower = tower
-        for child in tower.children():
-            if isinstance(child, Vectors):  # a table that `encode` reads
-                child.allocate(native, torch.float32)
+        for vectors in vectors_outside(tower):
+            if not vectors.nbytes:
+                vectors.allocate(native, torch.float32)
         self.runs: list[Run] = []
         media = blank(tower, image_tokens)
         self.num_tokens = media.num_tokens
@@ -129,6 +132,7 @@ class Encoding:
         return TowerPlan(
             kind=self.tower.kind,
             num_tokens=self.num_tokens,
+            clip_seconds=self.tower.clip_seconds if self.tower.rows_a_second else 0,
             weight_bytes=self.tower.planned_nbytes(native, dtype),
             encode_bytes=self.num_bytes,
             row_bytes=self.row_bytes,
@@ -143,7 +147,7 @@ class Encoding:
     def _run(self, piece: Slice, batch: ForwardBatch, angles: Angles) -> Tensor:
         """Records a run, and returns zeros of the shape of its result."""
         rows, matrices = batch.given.rows, list(piece.matrices())
-        result = torch.zeros(len(rows), matrices[-1].n if matrices else rows.shape[1])
+        result = torch.zeros(len(rows), piece.width or (matrices[-1].n if matrices else rows.shape[1]))
         attention = 0
         for part in walk(piece):
             if isinstance(part, Attention):
@@ -158,6 +162,15 @@ class Encoding:
         return result
 
 
+def vectors_outside(layer: Layer) -> Iterator[Vectors]:
+    """Yields the vectors below a layer that are not in a slice: `encode` reads them."""
+    for child in layer.children():
+        if isinstance(child, Vectors):
+            yield child
+        elif not isinstance(child, Slice):
+            yield from vectors_outside(child)
+
+
 def encodings_of(towers: Iterable[Tower], image_tokens: int) -> Iterator[Encoding]:
     """Yields the encoding of each tower. One that makes no blank media is left out, with a warning."""
     for tower in towers:
@@ -168,8 +181,8 @@ def encodings_of(towers: Iterable[Tower], image_tokens: int) -> Iterator[Encodin
 
 
 def blank(tower: Tower, image_tokens: int) -> Media:
-    """An image of this number of tokens, or a clip of a minute."""
-    return tower.blank(60 * tower.rows_a_second or image_tokens)
+    """An image of this number of tokens, or a clip of `clip_seconds`."""
+    return tower.blank(tower.clip_seconds * tower.rows_a_second or image_tokens)
 
 
 def encode_seconds(runner: Any, tower: Tower, image_tokens: int) -> float:

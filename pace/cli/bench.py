@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--image-tokens",
         type=count,
         metavar="N",
-        help="also load the towers, and time the encoding of an image of N tokens, and of a clip of a minute",
+        help="also load the towers, and time the encoding of an image of N tokens, and of a clip of a minute at most",
     )
     add_threads_argument(parser, None)
     add_backend_argument(parser, "native")

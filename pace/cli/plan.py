@@ -221,7 +221,10 @@ def _encoding(towers: Sequence[TowerPlan], dtypes: Sequence[str]) -> str:
     from pace.memory import format_bytes
 
     first = towers[0]
-    what = f"an image of {first.num_tokens:,} tokens" if first.kind == "image" else "a minute of sound"
+    what = f"an image of {first.num_tokens:,} tokens"
+    if first.clip_seconds:
+        rate = first.num_tokens / first.clip_seconds
+        what = f"a clip of {first.clip_seconds} s, {first.num_tokens:,} tokens and {rate:g} for each second,"
     times = ", ".join(f"{tower.encode_seconds:.1f} s ({dtype})" for tower, dtype in zip(towers, dtypes))
     weights = ", ".join(dict.fromkeys(_gib(tower.weight_bytes) for tower in towers))
     return (

@@ -35,7 +35,8 @@ def by_lifetime(spec: KVSpec) -> KVSpec:
     lifetimes: dict[int | None, list[int]] = {}
     for index, layer in enumerate(spec.layers):
         if keeps_positions(layer):
-            lifetimes.setdefault(getattr(layer, "window", None), []).append(index)
+            window = getattr(layer, "window", None)
+            lifetimes.setdefault(window and window + spec.kept_before, []).append(index)
     if len(lifetimes) <= 1:
         window = next(iter(lifetimes), None)
         return replace(spec, groups=(Group(tuple(range(len(spec.layers))), window),))

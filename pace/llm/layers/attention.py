@@ -167,12 +167,13 @@ class SharedAttention(Attention):
         output: Linear,
         num_heads: int,
         positions: Positions,
-        shares: Shares,
+        shares: Shares | Positions,
         rotary: Rotary | NoRotary,
         query_norm: HeadNorm | NoHeadNorm | None = None,
         scale: float | None = None,
     ):
-        """`scale`: as in `Attention`."""
+        """`shares`: the layer with these keys and values; `positions` if it is a layer of another model. `scale`: as in
+        `Attention`."""
         super().__init__(query, output, num_heads, positions, rotary, query_norm, scale=scale)
         self.cache = shares
         self._seen = positions

@@ -290,6 +290,11 @@ def _identity(
         ),
         "backend": Setting(backend, "the backend", "load the model with backend={!r}"),
         "isa": Setting(isa, "the instruction set", "set PACE_ISA={} if this CPU has it"),
+        "kept_before": Setting(
+            str(model.kept_before),
+            "the number of positions kept before windows for a drafter",
+            "load the model with the same spec_config",
+        ),
     }
     workers = min(threads, MAX_LOADING_THREADS)
     end = "" if merged is None else f" with {merged.digest}"

@@ -34,6 +34,8 @@ from pace.ops.protocol import ForwardOps, Ops
 
 FINAL_NORM = -1
 """The tap after the final norm."""
+WANTED_NORM = -2
+"""The same tap, if only rows of tokens whose logits are wanted are read. The others may be undefined."""
 
 
 class Recordable(Protocol):
@@ -74,7 +76,10 @@ class BaseModelForCausalLM(Model):
         """Dtype of keys and values: a float dtype, or int8. May be changed until a cache is made for `kv_spec`."""
         self.taps: tuple[int, ...] = ()
         """Layers whose inputs a step also writes to `batch.kept`, side by side. The number of layers stands for the
-        output of the last one, `FINAL_NORM` for that of the final norm. To be set before a runner is made."""
+        output of the last one, `FINAL_NORM` and `WANTED_NORM` for that of the final norm. To be set before a runner
+        is made."""
+        self.kept_before = 0
+        """Number of positions before windows that are kept, as in `KVSpec`. May be changed until a cache is made."""
 
     @classmethod
     def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
@@ -106,7 +111,8 @@ class BaseModelForCausalLM(Model):
     @property
     def kv_spec(self) -> KVSpec:
         """The cache of the model: what the mixers of each layer keep, layer by layer."""
-        return KVSpec(tuple(cache for layer in self.layers for cache in _each(layer.cache)), self.kv_dtype)
+        layers = tuple(cache for layer in self.layers for cache in _each(layer.cache))
+        return KVSpec(layers, self.kv_dtype, kept_before=self.kept_before)
 
     @property
     def num_tail_layers(self) -> int:
@@ -146,11 +152,15 @@ class BaseModelForCausalLM(Model):
         """`compute` without the head: the rows `[R, row_size]` of the final norm that belong to `batch.logit_rows`."""
         x = self.embed(ops, batch)
         x = self.run_layers(ops, x, x, angles, batch, range(len(self.layers)))
+        return self.last_rows(ops, batch, x)
+
+    def last_rows(self, ops: ForwardOps, batch: ForwardBatch, x: Tensor) -> Tensor:
+        """`final_rows` after the last layer, whose output is `x [T, hidden]`."""
         self._keep(batch, x, len(self.layers))
-        if FINAL_NORM not in self.taps:
+        if not {FINAL_NORM, WANTED_NORM} & {*self.taps}:
             return self.final_norm(ops, x[batch.logit_rows])
         x = self.final_norm(ops, x)
-        self._keep(batch, x, FINAL_NORM)
+        self._keep(batch, x, FINAL_NORM, WANTED_NORM)
         return x[batch.logit_rows]
 
     @property
@@ -168,10 +178,10 @@ class BaseModelForCausalLM(Model):
         """Width of the residual stream."""
         return self.embedding.k
 
-    def _keep(self, batch: ForwardBatch, x: Tensor, tap: int) -> None:
+    def _keep(self, batch: ForwardBatch, x: Tensor, *taps: int) -> None:
         """Writes x to its columns of the kept rows, if it is wanted."""
         for place, wanted in enumerate(self.taps):
-            if wanted == tap:
+            if wanted in taps:
                 batch.kept[:, place * self.hidden_size : (place + 1) * self.hidden_size] = x
 
     def run_layers(

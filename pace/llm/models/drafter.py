@@ -19,6 +19,26 @@ class DraftHeadModel(BaseModelForCausalLM):
 
     target_taps: tuple[int, ...]
     """The `taps` of the target whose rows `encode` takes."""
+    sees_inputs: bool = False
+    """True if the first of these taps is the input of the target's first layer, which `encode` does not take. It
+    follows each given row, and replaces the embedding of a token: an image's rows differ from those of its tokens."""
+    target_layers: tuple[int, ...] | None = None
+    """For a drafter that sees the target's keys and values: the layer of the target that each of its layers sees. None
+    for one with a cache of its own."""
+    positions_before: int = 0
+    """Number of positions before a window of the target that it sees (`KVSpec.kept_before`)."""
+
+    @property
+    def given_width(self) -> int:
+        """Columns of the given rows."""
+        return self.kept_width + (self.hidden_size if self.sees_inputs else 0)
+
+    def embeddings(self, tokens: Tensor) -> Tensor:
+        """The rows `[T, hidden]` that follow the given rows of tokens whose inputs in the target are not known."""
+        x = self.embedding(self.ops, tokens)
+        if self.embedding_scale != 1.0:
+            self.ops.scale_(x, self.embedding_scale)
+        return x
 
     @abstractmethod
     def of_target(self, target: BaseModelForCausalLM) -> DraftHeadModel:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pace.llm.models import eagle3
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.encoders.encoder import CLASSIFIER
 from pace.llm.models.encoders.encoder_list import ENCODER_LIST, find_encoder
+from pace.llm.models.families import gemma4_assistant
 from pace.llm.models.families.afmoe import AfmoeForCausalLM
 from pace.llm.models.families.apertus import Apertus1p5ForConditionalGeneration, ApertusForCausalLM
 from pace.llm.models.families.bailing_hybrid import BailingHybridForCausalLM
@@ -238,6 +240,8 @@ MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES
     "SmolVLMForConditionalGeneration": Idefics3ForConditionalGeneration,
 }
 
+DRAFTERS = frozenset({*eagle3.ARCHITECTURES, *gemma4_assistant.CONFIGS})
+"""Architectures of drafters, which are loaded with their target."""
 OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1", "lfm2-vl": "lfm2vl"}
 """Stems of a model_type that differ from the class's stem."""
 
@@ -283,6 +287,11 @@ def find_family(raw: Any, embeds: bool = False) -> type[BaseModelForCausalLM]:
                     f"config.json: architectures ({name}) and model_type ({raw['model_type']}) contradict each other"
                 )
             return other
+    if drafter := next((name for name in names if name in DRAFTERS), None):
+        raise NotImplementedError(
+            f"{drafter} drafts for another model and does not run alone; load that model with "
+            "spec_config=DraftModelConfig(...) of this checkpoint"
+        )
     raise NotImplementedError(
         f"the architecture {shown(names[0])} is not implemented; implemented: "
         f"{', '.join([*(ENCODER_LIST if embeds else ()), *MODEL_LIST])}"

@@ -104,7 +104,8 @@ class MultiTokenDrafter(DraftHeadModel):
 
     target_taps = (FINAL_NORM,)
 
-    def __init__(self, target: MultiTokenForCausalLM):
+    def __init__(self, target: MultiTokenForCausalLM, sees_inputs: bool | None = None):
+        """`sees_inputs`: by default, true if the target has towers."""
         super().__init__(target.config, target.dtype, target.ops)
         assert target.mtp is not None, "the layer for multi-token prediction was not loaded"
         self.kv_dtype = target.kv_dtype
@@ -115,11 +116,15 @@ class MultiTokenDrafter(DraftHeadModel):
         self.final_norm = target.mtp.norm or target.final_norm
         self.lm_head = target.lm_head
         self.taps = (FINAL_NORM,)
+        self.sees_inputs = bool(target.towers) if sees_inputs is None else sees_inputs
+        if self.sees_inputs:
+            self.target_taps = (0, FINAL_NORM)
         self._angle_positions = target.angle_positions
 
     def of_target(self, target: BaseModelForCausalLM) -> MultiTokenDrafter:
         assert isinstance(target, MultiTokenForCausalLM)
-        return MultiTokenDrafter(target)  # loading may have untied the head, for example
+        # Loading may have untied the head, or dropped the towers. The target's taps stay.
+        return MultiTokenDrafter(target, self.sees_inputs)
 
     def resident_bytes(self) -> dict[str, int]:
         """Returns {}: the target counts the weights."""
@@ -135,5 +140,6 @@ class MultiTokenDrafter(DraftHeadModel):
         return np.maximum(positions, 0)  # an image at the very start would begin before, without its first token
 
     def embed(self, ops: ForwardOps, batch: ForwardBatch) -> Tensor:
-        rows = ops.given_rows(batch.given.rows[:, : self.hidden_size])
-        return self.mtp.join(ops, super().embed(ops, batch), rows)
+        given, size = batch.given.rows, self.hidden_size
+        inputs = ops.given_rows(given[:, size : 2 * size]) if self.sees_inputs else super().embed(ops, batch)
+        return self.mtp.join(ops, inputs, ops.given_rows(given[:, :size]))

@@ -102,7 +102,11 @@ class ProgramRunner(ModelRunner):
         x = self._run(first, batch)
         if not len(batch.logit_rows):
             return torch.empty(0, self.vocab_size)
-        return self._run(tail, batch.of_wanted_tokens(x))
+        wanted, rows = batch.of_wanted_tokens(x)
+        logits = self._run(tail, wanted)
+        if batch.kept is not None:
+            batch.kept[rows] = wanted.kept
+        return logits
 
     def final_rows(self, batch: ForwardBatch) -> Tensor:
         recorded = self._recorded(batch)

@@ -21,10 +21,16 @@ from pace.llm.loading.names import name_in_model
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.drafter import DraftHeadModel
 from pace.llm.models.eagle3 import Eagle3Config, Eagle3ForCausalLM, is_eagle3
+from pace.llm.models.families.gemma4_assistant import (
+    Gemma4AssistantForCausalLM,
+    assistant_config,
+    is_gemma4_assistant,
+)
 from pace.llm.models.mtp import MultiTokenDrafter, MultiTokenForCausalLM
 from pace.llm.operators import OperatorConfig
 from pace.llm.runners import make_runner
 from pace.llm.speculation.configs import DraftModelConfig, MtpConfig, PardConfig, PromptLookupConfig, SpecConfig
+from pace.llm.speculation.draft_assistant import DraftAssistant
 from pace.llm.speculation.draft_head import DraftHead
 from pace.llm.speculation.draft_length import AdaptiveLength, FixedLength
 from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel, most_read
@@ -70,9 +76,8 @@ class Speculation:
 
         def make(checkpoint: Checkpoint) -> BaseModelForCausalLM:
             arguments = target.dtype, ops, target.kv_dtype, quantization
-            if isinstance(config, DraftModelConfig) and is_eagle3(checkpoint.config):
-                return make_eagle3(checkpoint, target, *arguments)
-            return make_model(checkpoint, *arguments)
+            head = make_head(checkpoint.config, target, *arguments) if isinstance(config, DraftModelConfig) else None
+            return head or make_model(checkpoint, *arguments)
 
         found = find_checkpoint(
             config.model, **hub | {"revision": config.revision}, check=lambda path: make(Checkpoint(path))
@@ -92,7 +97,7 @@ class Speculation:
     def _of_head(
         cls, config: SpecConfig, model: DraftHeadModel, checkpoint: Checkpoint | None, target: BaseModelForCausalLM
     ) -> Speculation:
-        target.taps = model.target_taps
+        target.taps, target.kept_before = model.target_taps, model.positions_before
         return cls(config, model, checkpoint)
 
     def load(self, target: BaseModelForCausalLM, threads: int, progress: bool) -> None:
@@ -105,12 +110,17 @@ class Speculation:
     def cache_share(self, target: BaseModelForCausalLM, kv_cache_type: KVCacheType | str) -> Fraction:
         """Returns the draft model's fraction of the cache bytes: its share of both models' caches for the longest
         sequence. `kv_cache_type` is the target's."""
-        if self.model is None:
+        if self.model is None or self._sees_target:
             return Fraction(0)
         length = target.max_position_embeddings
         own = budget_for(by_lifetime(self.model.kv_spec), length, STEP_TOKENS, self._max_masks)
         spec = spec_of(target.kv_spec, kv_cache_type)
         return Fraction(own, own + budget_for(spec, length, STEP_TOKENS, self.config.num_draft_tokens))
+
+    @property
+    def _sees_target(self) -> bool:
+        """True if the draft model has no cache of its own."""
+        return isinstance(self.model, DraftHeadModel) and self.model.target_layers is not None
 
     @property
     def _max_masks(self) -> int:
@@ -149,21 +159,18 @@ class Speculation:
             {f"draft {part}": size for part, size in found.items()}
             for found in (self.model.resident_bytes(), self.model.weight_counts())
         )
-        arguments = (
-            make_runner(self.model, backend),
-            ops,
-            CacheManager(
-                self.model.kv_spec,
-                cache_bytes,
-                prefix_cache_bytes=None if is_head and keeps_prefixes else 0,
-                rope_regime=self.model.rope_regime,
-                step_tokens=most_read(self.config.num_draft_tokens),
-                max_drafts=self._max_masks,
-            ),
-            target.vocab_size,
-            weights,
-            counts,
+        runner = make_runner(self.model, backend)
+        if self._sees_target:
+            return DraftAssistant(runner, ops, target.vocab_size, weights, counts)
+        cache = CacheManager(
+            self.model.kv_spec,
+            cache_bytes,
+            prefix_cache_bytes=None if is_head and keeps_prefixes else 0,
+            rope_regime=self.model.rope_regime,
+            step_tokens=most_read(self.config.num_draft_tokens),
+            max_drafts=self._max_masks,
         )
+        arguments = runner, ops, cache, target.vocab_size, weights, counts
         if is_head:
             return DraftHead(*arguments)
         return (
@@ -187,17 +194,24 @@ def check_has_mtp(target: BaseModelForCausalLM, checkpoint: Checkpoint) -> None:
         )
 
 
-def make_eagle3(
-    checkpoint: Checkpoint,
+def make_head(
+    raw: dict[str, Any],
     target: BaseModelForCausalLM,
     dtype: torch.dtype,
     ops: Ops,
     kv_dtype: torch.dtype,
     quantization: QuantizationConfig | None,
-) -> Eagle3ForCausalLM:
-    """Makes the EAGLE-3 drafter of a checkpoint, without weights. Raises ValueError if it is for another model."""
-    config = Eagle3Config.of_target(checkpoint.config, target)
-    model = Eagle3ForCausalLM(config, dtype, ops, target.hidden_size, len(target.layers))
+) -> DraftHeadModel | None:
+    """Makes the draft head that a config.json describes, without weights; None for an ordinary model. Raises ValueError
+    if it is for another target."""
+    model: DraftHeadModel
+    if is_eagle3(raw):
+        config = Eagle3Config.of_target(raw, target)
+        model = Eagle3ForCausalLM(config, dtype, ops, target.hidden_size, len(target.layers))
+    elif is_gemma4_assistant(raw):
+        model = Gemma4AssistantForCausalLM(assistant_config(raw, target), dtype, ops, target)
+    else:
+        return None
     model.kv_dtype = kv_dtype
     model.quantize(quantization)
     return model

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pace.batch import BLOCK_SIZE
+from pace.batch import BLOCK_SIZE, LayerBlocks
 from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sequence import Sequence, Span
 from pace.llm.speculation.draft_model import DraftModel
@@ -30,16 +30,25 @@ class HeadShadow(Sequence):
         """Index of the token with the next row."""
         self.rows = torch.empty(0, width)
         """Rows of the tokens that are not computed yet."""
+        self.inputs = torch.empty(0, 0)
+        """Inputs of these tokens in the target, without the last one's. Without columns for a head that does not see
+        them."""
 
     def cut(self, num_tokens: int) -> None:
         """Drops the tokens from `num_tokens` on. They have no rows."""
         del self.tokens[num_tokens:]
 
-    def add(self, tokens: list[int], rows: Tensor) -> None:
-        """Appends tokens with their rows, which are copied."""
+    def add(self, tokens: list[int], rows: Tensor, inputs: Tensor) -> None:
+        """Appends tokens with their rows, which are copied. `inputs`: those of the tokens before them."""
         self.tokens += tokens
         self.rows = torch.cat([self.rows, rows])
+        known = torch.cat([self.inputs, inputs]) if len(self.inputs) else inputs
+        self.inputs = known[len(known) - len(self.rows) + 1 :].clone()
         self.next += len(tokens)
+
+    def drop(self, num_rows: int) -> None:
+        """Drops the first rows, of tokens that are computed."""
+        self.rows, self.inputs = self.rows[num_rows:].clone(), self.inputs[num_rows:].clone()
 
 
 class DraftHead(DraftModel):
@@ -52,7 +61,13 @@ class DraftHead(DraftModel):
     then uses its own prefix cache, and skips the tokens that are missing there: drafts are poorer."""
 
     def make_batches(self) -> BatchBuilder:
-        return BatchBuilder(self.model, kept_width=self.model.kept_width, given_width=self.model.kept_width)
+        return BatchBuilder(self.model, kept_width=self.model.kept_width, given_width=self.model.model.given_width)
+
+    @property
+    def _num_inputs(self) -> int:
+        """Columns of the target's inputs in its rows, and in the given rows; 0 for a head that does not see them."""
+        model = self.model.model
+        return model.hidden_size if model.sees_inputs else 0
 
     # -- calls of the drafter ------------------------------------------------------------------------------------------
 
@@ -63,7 +78,9 @@ class DraftHead(DraftModel):
             return None
         return 0 if len(shadow.tokens) + most <= self.max_length else None
 
-    def propose(self, sequences: list[Sequence], lengths: list[int]) -> list[list[int]]:
+    def propose(
+        self, sequences: list[Sequence], lengths: list[int], kv: list[LayerBlocks] | None = None
+    ) -> list[list[int]]:
         shadows = [self._shadows[sequence] for sequence in sequences]
         num_known = [len(shadow.tokens) for shadow in shadows]
         proposals = super().propose(sequences, lengths)
@@ -71,13 +88,14 @@ class DraftHead(DraftModel):
             if shadow.num_computed >= count:  # it has drafted
                 self.cache.truncate(shadow, count)
                 shadow.cut(count)
-                shadow.rows = shadow.rows[:0]
+                shadow.drop(len(shadow.rows))
         return proposals
 
-    def observe(self, spans: list[Span], kept: Tensor) -> None:
+    def observe(self, spans: list[Span], outcomes: list[list[int]], kept: Tensor) -> None:
         if not any(map(self._drafts_for, spans)):
             return
-        rows = self._encode(kept)
+        inputs, rows = kept.split([self._num_inputs, kept.shape[1] - self._num_inputs], 1)
+        rows = self._encode(rows)
         first, full = 0, []
         for span in spans:
             if self._drafts_for(span):
@@ -85,7 +103,7 @@ class DraftHead(DraftModel):
                 start, end = shadow.next, min(span.end, len(sequence.tokens) - 1)
                 if start < end:
                     of_span = slice(first + start - span.start, first + end - span.start)
-                    shadow.add(sequence.tokens[start + 1 : end + 1], rows[of_span])
+                    shadow.add(sequence.tokens[start + 1 : end + 1], rows[of_span], inputs[of_span])
                 if shadow.num_pending > BLOCK_SIZE:
                     full.append(sequence)
             first += span.end - span.start
@@ -175,13 +193,22 @@ class DraftHead(DraftModel):
         """Computes the spans from the rows of their shadows. The row of the last token becomes that of the next one, if
         all are computed."""
         batch = self._batches.build(spans, self.cache.kv)
-        torch.cat([span.sequence.rows[: span.num_tokens] for span in spans], out=batch.given.rows)
+        width, first = self.model.kept_width, 0
+        if self._num_inputs:
+            batch.given.rows[:, width:] = self.model.model.embeddings(batch.tokens)
+        for span in spans:
+            shadow, end = span.sequence, first + span.num_tokens
+            batch.given.rows[first:end, :width] = shadow.rows[: span.num_tokens]
+            known = shadow.inputs[: span.num_tokens]
+            batch.given.rows[first : first + len(known), width:] = known
+            first = end
         logits = self.model.forward(batch)
         last = 0
         for span in spans:
             shadow, last = span.sequence, last + span.num_tokens
-            is_last = span.end == len(shadow.tokens)
-            shadow.rows = (batch.kept[last - 1 : last] if is_last else shadow.rows[span.num_tokens :]).clone()
+            shadow.drop(span.num_tokens)
+            if span.end == len(shadow.tokens):
+                shadow.rows = batch.kept[last - 1 : last].clone()
         return logits
 
     def _of_target(self, logits: Tensor) -> Tensor:

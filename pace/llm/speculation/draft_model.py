@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from pace.batch import BLOCK_SIZE
+from pace.batch import BLOCK_SIZE, LayerBlocks
 from pace.llm.cache.manager import CacheManager
 from pace.llm.engine.drafter import DraftMemory
 from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sequence import Sequence, Span
-from pace.llm.speculation.draft_length import StepCosts
+from pace.llm.speculation.draft_writer import DraftWriter
 from pace.ops.protocol import Ops
 
 CATCH_UP_TOKENS = 512
@@ -30,17 +30,13 @@ def most_read(num_drafts: int) -> int:
     return CATCH_UP_TOKENS + BLOCK_SIZE + num_drafts
 
 
-class DraftModel:
+class DraftModel(DraftWriter):
     """`DraftSource` in which a smaller model writes the drafts, one token of every sequence at a time.
 
     Each sequence has a shadow in the draft model's own cache: the same tokens, then drafts, truncated to the valid ones
     after the step. A shadow that falls behind (nothing was drafted for a while) reads the missing tokens before its
     next draft. All sequences together read `CATCH_UP_TOKENS` a step. If the cache is full, the shadow unused for
-    longest is dropped.
-
-    Drafts are picked as the sequence's own strategy would pick from these logits. Sampling uses the random number of
-    the token to be predicted, so that likely tokens match.
-    """
+    longest is dropped."""
 
     def __init__(
         self,
@@ -52,18 +48,11 @@ class DraftModel:
         weight_counts: dict[str, int],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`model` is a runner, as for an engine; `vocab_size` that of the target model. `weights` are its bytes by part
-        and `weight_counts` their number, for reports."""
-        self.model = model
-        self.ops = ops
+        """The arguments of `DraftWriter`, and the draft model's own `cache`."""
+        super().__init__(model, ops, vocab_size, weights, weight_counts, clock)
         self.cache = cache
-        self.costs = StepCosts()
         self.max_length = min(model.max_position_embeddings, cache.capacity)
-        self._vocab_size = min(vocab_size, model.vocab_size)
-        self._weights, self._weight_counts = weights, weight_counts
-        self._clock = clock
         self._batches = self.make_batches()
-        self._spent = 0.0
         self._shadows: dict[Sequence, Sequence] = {}  # the last used is last
 
     def make_batches(self) -> BatchBuilder:
@@ -78,7 +67,7 @@ class DraftModel:
 
     def seconds(self, sequences: list[Sequence], lengths: list[int]) -> float:
         """Returns the measured cost of the forward passes, and a share of reading tokens new to the draft model."""
-        seconds = sum(self.costs.at(num_tokens) or 0.0 for num_tokens in self._passes(lengths))
+        seconds = super().seconds(sequences, lengths)
         for sequence, length in zip(sequences, lengths):
             if length:
                 num_unread = self._num_unread(sequence)
@@ -88,7 +77,9 @@ class DraftModel:
                     )
         return seconds
 
-    def propose(self, sequences: list[Sequence], lengths: list[int]) -> list[list[int]]:
+    def propose(
+        self, sequences: list[Sequence], lengths: list[int], kv: list[LayerBlocks] | None = None
+    ) -> list[list[int]]:
         self._spent = 0.0
         proposals: dict[Sequence, list[int]] = {}
         wanted = {sequence: length for sequence, length in zip(sequences, lengths) if length}
@@ -99,10 +90,7 @@ class DraftModel:
         self._draft(ready, [wanted[sequence] for sequence in ready], proposals)
         return [proposals.get(sequence, []) for sequence in sequences]
 
-    def spent(self) -> float:
-        return self._spent
-
-    def observe(self, spans: list[Span], kept: Tensor) -> None:
+    def observe(self, spans: list[Span], outcomes: list[list[int]], kept: Tensor) -> None:
         pass
 
     def settle(self, sequence: Sequence, num_valid: int) -> None:
@@ -136,10 +124,6 @@ class DraftModel:
 
     # -- drafting ------------------------------------------------------------------------------------------------------
 
-    def _passes(self, lengths: list[int]) -> list[int]:
-        """Returns the number of tokens of each forward pass."""
-        return [sum(length > depth for length in lengths) for depth in range(max(lengths))]
-
     def _draft(self, sequences: list[Sequence], lengths: list[int], proposals: dict[Sequence, list[int]]) -> None:
         """Adds `lengths` tokens to the proposals of sequences that are read except for a few tokens."""
         shadows = [self._shadows[sequence] for sequence in sequences]
@@ -169,14 +153,6 @@ class DraftModel:
                 self.cache.hold(shadow)
                 if not self._admit(shadow, shadow.num_computed + length, spared):
                     lengths[index] = 1
-
-    def _pick(self, sequence: Sequence, logits: Tensor, largest: int, depth: int) -> int | None:
-        """Returns the token that the sequence's strategy would pick from these logits; None if they are not finite."""
-        if largest < 0:
-            return None
-        if sequence.strategy.rules is None:
-            return largest
-        return sequence.strategy.guess(self.ops, logits, sequence.num_generated + depth)
 
     # -- shadows -------------------------------------------------------------------------------------------------------
 
@@ -250,10 +226,6 @@ class DraftModel:
     def _run(self, spans: list[Span]) -> Tensor:
         """Returns the logits of the spans' wanted rows."""
         return self.model.forward(self._batches.build(spans, self.cache.kv))
-
-    def _of_target(self, logits: Tensor) -> Tensor:
-        """Returns logits of the target's vocabulary `[R, V]`."""
-        return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size].contiguous()
 
 
 class ParallelDraftModel(DraftModel):

@@ -102,7 +102,7 @@ class SpeculativeDrafter:
             for sequence, length in zip(sequences, chosen)
         ]
         if any(chosen):
-            for span, drafts in zip(candidates, self.source.propose(sequences, chosen)):
+            for span, drafts in zip(candidates, self.source.propose(sequences, chosen, cache.kv)):
                 span.drafts = drafts
                 self._num_proposed[span.sequence] = len(drafts)
             self._spent = self.source.spent()
@@ -127,7 +127,7 @@ class SpeculativeDrafter:
 
     def learn(self, spans: list[Span], outcomes: list[list[int]], kept: Tensor | None = None) -> None:
         if kept is not None:
-            self.source.observe(spans, kept)
+            self.source.observe(spans, outcomes, kept)
         if self._is_left_alone:
             return self._note_rest(spans)
         num_drafts = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from pace.batch import LayerBlocks
 from pace.llm.engine.drafter import DraftMemory
 from pace.llm.sequence import Sequence, Span
 
@@ -73,13 +74,15 @@ class PromptLookup:
     def seconds(self, sequences: list[Sequence], lengths: list[int]) -> float:
         return 0.0
 
-    def propose(self, sequences: list[Sequence], lengths: list[int]) -> list[list[int]]:
+    def propose(
+        self, sequences: list[Sequence], lengths: list[int], kv: list[LayerBlocks] | None = None
+    ) -> list[list[int]]:
         return [self._indices[sequence].following(length) for sequence, length in zip(sequences, lengths)]
 
     def spent(self) -> float:
         return 0.0
 
-    def observe(self, spans: list[Span], kept: Tensor) -> None:
+    def observe(self, spans: list[Span], outcomes: list[list[int]], kept: Tensor) -> None:
         pass
 
     def settle(self, sequence: Sequence, num_valid: int) -> None:

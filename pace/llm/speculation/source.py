@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from pace.batch import LayerBlocks
 from pace.llm.engine.drafter import DraftMemory
 from pace.llm.sequence import Sequence, Span
 
@@ -25,17 +26,21 @@ class DraftSource(Protocol):
         """Returns the expected seconds of `propose`, from measurements so far."""
         ...
 
-    def propose(self, sequences: list[Sequence], lengths: list[int]) -> list[list[int]]:
-        """Returns up to `lengths[i]` tokens for each sequence. `kind` was called for these sequences just before."""
+    def propose(
+        self, sequences: list[Sequence], lengths: list[int], kv: list[LayerBlocks] | None = None
+    ) -> list[list[int]]:
+        """Returns up to `lengths[i]` tokens for each sequence. `kind` was called for these sequences just before. `kv`:
+        the target's cache, which has all tokens of a sequence but the last. Only a source that sees it needs it."""
         ...
 
     def spent(self) -> float:
         """Returns the seconds that the last `propose` took, without interruptions."""
         ...
 
-    def observe(self, spans: list[Span], kept: Tensor) -> None:
+    def observe(self, spans: list[Span], outcomes: list[list[int]], kept: Tensor) -> None:
         """Called after each step of a model that keeps rows, before `settle`: `kept [T, W]` are those of all tokens of
-        the step. They are overwritten by the next step."""
+        the step. They are overwritten by the next step. `outcomes`: as in `Drafter.learn`; the sequences have these
+        tokens, up to one that stopped them."""
         ...
 
     def settle(self, sequence: Sequence, num_valid: int) -> None:

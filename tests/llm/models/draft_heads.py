@@ -44,9 +44,14 @@ def save_mtp(folder: Path, model_type: str, agrees: bool = False) -> tuple[torch
     """Saves a tiny model with a layer for multi-token prediction. Returns transformers' model and its `MtpModel`.
 
     With `agrees`, most drafts are right: the next token depends above all on the last one, in both."""
+    save_tiny(folder, model_type, MTP[model_type])
+    return add_mtp(folder, model_type, agrees)
+
+
+def add_mtp(folder: Path, model_type: str, agrees: bool = False) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """Adds the layer to a saved model, as `save_mtp`."""
     from transformers.modeling_layers import MtpModel
 
-    save_tiny(folder, model_type, MTP[model_type])
     model = load_oracle(folder, torch.float32)
     config = model.config.get_text_config()
     config.num_mtp_layers = 1
@@ -113,6 +118,23 @@ def mtp_rows(mtp: torch.nn.Module, ids: torch.Tensor, rows: torch.Tensor) -> tup
     positions = torch.arange(len(ids))[None]
     found = mtp.forward_layer(0, rows[None], positions, None, input_ids=ids[None])
     return mtp._project_to_logits(found)[0], found[0]
+
+
+@torch.no_grad()
+def mtp_logits(mtp: torch.nn.Module, inputs: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The logits for inputs `[T, hidden]` in place of tokens, at `positions [3, T]` of time, height and width. The mask
+    is that of text."""
+    inputs, text = inputs[None], torch.arange(len(inputs))[None]
+    angles = mtp.rotary_emb(inputs, position_ids=positions[:, None])
+    masks = mtp.create_masks_for_mtp_layer(0, inputs, None, text)
+    found = mtp.layers[0](inputs, rows[None], position_embeddings=angles, position_ids=text, cache=None, **masks)
+    return mtp._project_to_logits(found)[0]
+
+
+def given_for(head: ModelRunner, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The given rows of tokens `ids [T]`, with the target's rows of the tokens before them."""
+    model = head.model
+    return torch.cat([rows, model.embeddings(ids)], 1) if model.sees_inputs else rows
 
 
 EAGLE = {

@@ -9,12 +9,25 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from pace.llm import DraftModelConfig
+from pace.llm import DraftModelConfig, LLMModel, MtpConfig
+from pace.llm.loading import load
 from pace.llm.loading.load import open_model
 from pace.llm.loading.options import LoadOptions
 from pace.llm.models.model_list import read_config
+from pace.media.media import MediaSpan
 from pace.ops import reference
-from tests.llm.models.draft_heads import MTP, mtp_rows, run, runners, save_eagle3, save_mtp
+from tests.llm.models.draft_heads import (
+    MTP,
+    add_mtp,
+    given_for,
+    mtp_logits,
+    mtp_rows,
+    run,
+    runners,
+    save_eagle3,
+    save_mtp,
+)
+from tests.llm.models.towers import seeing
 from tests.llm.models.variants import BASE, config_fields, load_oracle, save_tiny
 from tests.llm.models.visit import TOLERANCE, relative_error
 
@@ -38,12 +51,52 @@ def test_mtp_is_that_of_transformers(model_type, tmp_path) -> None:
         target, head = runners(tmp_path, "mtp", backend)
         logits, kept = run(target, IDS)
         assert relative_error(logits, found.logits[0]) < TOLERANCE
+        kept = kept[:, -rows.shape[1] :]  # after the inputs, if the layer sees them
         assert relative_error(kept, rows) < TOLERANCE
-        drafted, own = run(head, IDS[1:], kept[:-1])
+        drafted, own = run(head, IDS[1:], given_for(head, IDS[1:], kept[:-1]))
         assert relative_error(drafted, expected) < TOLERANCE
         assert relative_error(own, next_rows) < TOLERANCE
-        again, _ = run(head, torch.cat([IDS[1:], token]), torch.cat([kept[:-1], own[-1:]]))
+        longer = torch.cat([IDS[1:], token])
+        again, _ = run(head, longer, given_for(head, longer, torch.cat([kept[:-1], own[-1:]])))
         assert relative_error(again, further) < TOLERANCE
+
+
+@pytest.mark.parametrize("step_tokens", [pytest.param(512, marks=pytest.mark.thorough), 16])
+def test_mtp_sees_the_rows_of_images(step_tokens, tmp_path, monkeypatch) -> None:
+    """In place of the embeddings of their placeholders, also if a step ends within an image. The texts are those
+    without drafts."""
+    seeing.save_seeing(
+        tmp_path, "qwen3_5", {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    )
+    oracle, mtp = add_mtp(tmp_path, "qwen3_5")
+    inputs = seeing.inputs_of([[(8, 8), (4, 6)]], seed=1)
+    monkeypatch.setattr(load, "tokens_per_step", lambda model: step_tokens)
+    options = {"dtype": "float32", "progress": False, "num_threads": 1, "kv_cache_bytes": "8MiB"}
+    config = {"max_new_tokens": 12, "ignore_eos": True, "logprobs": 0}
+    with LLMModel(tmp_path, **options) as plain:
+        expected = plain.generate(**inputs, **config)
+    with LLMModel(tmp_path, spec_config=MtpConfig(num_draft_tokens=2, adaptive=False), **options) as drafted:
+        engine, found = drafted.generator.engine, []
+        source = engine.drafter.source
+        run_spans = source._run
+        monkeypatch.setattr(source, "_run", lambda spans: found.append(run_spans(spans)) or found[-1])
+        out = drafted.generate(**inputs, **config)
+        assert seeing.results(out) == seeing.results(expected) and out.metrics.num_drafted_tokens > 10
+        first = next(logits for logits in found if len(logits))[0]
+        media = engine.model.towers[0].read_inputs({name: inputs[name] for name in engine.model.towers[0].input_names})
+        spans = [MediaSpan(start, one) for start, one in zip((5, 22), media)]
+        positions = torch.from_numpy(engine.model.angle_positions(spans, 0, inputs["input_ids"].shape[1] + 1))
+    token = torch.tensor([out.generated_token_ids[0][:1]])
+    with torch.no_grad():
+        states = oracle(**inputs, output_hidden_states=True).hidden_states
+        last = oracle.get_input_embeddings()(token)
+        tokens = oracle.get_input_embeddings()(inputs["input_ids"])
+    rows = states[-1][0]
+    with_images, without = (
+        mtp_logits(mtp, torch.cat([embeddings[0, 1:], last[0]]), rows, positions[:, 1:])[-1]
+        for embeddings in (states[0], tokens)
+    )
+    assert relative_error(first, with_images) < TOLERANCE < 0.01 < relative_error(first, without)
 
 
 def test_the_rows_change_no_bit_of_the_logits(tmp_path) -> None:

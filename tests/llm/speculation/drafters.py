@@ -63,7 +63,7 @@ class RandomDrafts(PromptLookup):
     def kind(self, sequence, most):
         return 0
 
-    def propose(self, sequences, lengths):
+    def propose(self, sequences, lengths, kv=None):
         return [[self.chance.randrange(50) for _ in range(self.chance.randint(0, length))] for length in lengths]
 
 

@@ -30,7 +30,8 @@ class FakeHead(FakeModel):
         self.target, self.is_right = target, is_right
         self.model = self  # it is its own runner
         self.run_slice = None
-        self.kept_width = 1
+        self.kept_width = self.given_width = 1
+        self.sees_inputs = False
         self.num_read = 0
 
     def encode(self, run, rows: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Keys, unchanged
+from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys, unchanged
 from pace.checkpoints.gguf.architectures.changes import FULL, SLIDING, layers_of
 from pace.checkpoints.gguf.architectures.names import GEMMA4
 
@@ -68,7 +69,8 @@ def _keys_are_values(keys: Keys, layers: list[int]) -> bool:
 def _widths(keys: Keys, num_layers: int, shared: int) -> Fields:
     """Width of the MLPs, which may be doubled in layers that share keys and values."""
     widths = keys.per_layer("feed_forward_length", num_layers)
-    own, others = set(widths[: num_layers - shared]), set(widths[num_layers - shared :])
+    others = set(widths[num_layers - shared :])
+    own = set(widths[: num_layers - shared]) or others
     if len(own) == 1 and others <= own:
         return {"intermediate_size": widths[0], "use_double_wide_mlp": False}
     if len(own) == 1 and others == {2 * widths[0]}:
@@ -104,3 +106,25 @@ GEMMA_4 = Architecture(
     "gemma4", "gemma4_text", names=GEMMA4, proportional=True, convert=gemma4,
     varied=("feed_forward_length", "attention.head_count_kv"), window=unchanged,
 )  # fmt: skip
+
+
+def gemma4_assistant(fields: Fields, keys: Keys) -> Fields:
+    """The assistant of Gemma 4. Its layers are stated as layers for multi-token prediction, and share all keys and
+    values."""
+    count = keys.read("block_count")
+    found = gemma4(fields | {"num_hidden_layers": count}, keys)
+    return found | {"num_kv_shared_layers": count, "use_double_wide_mlp": False, "vocab_size_per_layer_input": 0}
+
+
+GEMMA_4_ASSISTANT = replace(
+    GEMMA_4,
+    name="gemma4-assistant",
+    names=replace(
+        GEMMA4,
+        outer={**GEMMA4.outer, **{f"nextn.{part}": part for part in ("pre_projection", "post_projection")}},
+    ),
+    defaults={"architectures": ["Gemma4AssistantForCausalLM"]},
+    keys={"backbone_hidden_size": Key("embedding_length_out")},
+    convert=gemma4_assistant,
+)
+"""Files have no clusters: all tokens get logits."""

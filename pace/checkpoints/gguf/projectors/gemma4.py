@@ -1,20 +1,16 @@
-"""The towers of Gemma 4: a transformer on patches of images, or, in its unified models, a matrix. Towers for sound are
-left out.
+"""The towers of Gemma 4: a transformer on patches of images and a conformer on spectrograms, or, in its unified models,
+two matrices.
 
-The epsilon of norms is not in a file; 1e-6 is the default of config.json. Sizes of images are those of the published
-processor_config.json."""
+The epsilon of norms is not in a file, nor how far sound is seen; the defaults of config.json are right for all
+published models. Sizes of images are those of the published processor_config.json."""
 
 from __future__ import annotations
 
-import logging
-
 from pace.checkpoints.gguf.architectures.architecture import Fields
-from pace.checkpoints.gguf.architectures.forms import Form
+from pace.checkpoints.gguf.architectures.forms import FILTERS, Form
 from pace.checkpoints.gguf.architectures.names import TensorNames
 from pace.checkpoints.gguf.projectors.pixels import FLAT_PATCHES, ROWS_OF_PIXELS
 from pace.checkpoints.gguf.projectors.projector import BLOCKS, PATCHES, Projector, Tower, TowerFile, Whole
-
-logger = logging.getLogger("pace")
 
 POOLED = 3
 """Rows of patches that one row of pooled patches has, unless a file states it."""
@@ -22,9 +18,14 @@ MAX_TOKENS = 280
 """Maximum rows for the text model of an image."""
 PADDING = 0
 """Id of the token whose embeddings of layers rows of an image have, unless a file states it."""
-TABLE, MATRIX = "v.position_embd.weight", "mm.input_projection"
+TABLE, MATRIX, SOUND_MATRIX = "v.position_embd.weight", "mm.input_projection", "mm.a.input_projection"
+SOUND_BLOCKS = "a.blk"
+SOUND_ROWS = "a.pre_encode.out"
+"""The product after the last layer, whose name belongs to another family's first one."""
 BOUND = Form(lambda shape: () if shape == (1,) else shape)
 """A number that is a vector in a file."""
+POSITIVE_SCALES = "per_dim_scale_softplus"
+"""The softplus of `per_dim_scale`, under a name that no checkpoint of the Hub has."""
 BY_AXIS = Form(lambda shape: (*shape[1::-1], *shape[2:]), lambda values: values.transpose(0, 1))
 """Positions of rows and columns: `[2, positions, hidden]` in a file, `[positions, 2, hidden]` on the Hub."""
 CLIPPED = {
@@ -37,6 +38,18 @@ CLIPPED = {
     "ffn_down": "mlp.down_proj",
 }
 """Matrices with bounds of their inputs and outputs."""
+CLIPPED_OF_SOUND = {
+    "ffn_up": "feed_forward1.ffw_layer_1",
+    "ffn_down": "feed_forward1.ffw_layer_2",
+    "ffn_up_1": "feed_forward2.ffw_layer_1",
+    "ffn_down_1": "feed_forward2.ffw_layer_2",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.post",
+    "conv_pw1": "lconv1d.linear_start",
+    "conv_pw2": "lconv1d.linear_end",
+}
 NAMES = TensorNames(
     {
         "v.patch_embd": "model.vision_tower.patch_embedder.input_proj",
@@ -71,13 +84,42 @@ NAMES_OF_UNIFIED = TensorNames(
     {},
     BLOCKS,
 )
+NAMES_OF_SOUND = TensorNames(
+    {
+        "a.conv1d.0": "model.audio_tower.subsample_conv_projection.layer0.conv",
+        "a.conv1d.0.norm": "model.audio_tower.subsample_conv_projection.layer0.norm",
+        "a.conv1d.1": "model.audio_tower.subsample_conv_projection.layer1.conv",
+        "a.conv1d.1.norm": "model.audio_tower.subsample_conv_projection.layer1.norm",
+        "a.input_projection": "model.audio_tower.subsample_conv_projection.input_proj_linear",
+        SOUND_ROWS: "model.audio_tower.output_proj",
+        SOUND_MATRIX: "model.embed_audio.embedding_projection",
+    },
+    "model.audio_tower.layers",
+    {
+        "ffn_norm": "feed_forward1.pre_layer_norm",
+        "ffn_post_norm": "feed_forward1.post_layer_norm",
+        "ffn_norm_1": "feed_forward2.pre_layer_norm",
+        "ffn_post_norm_1": "feed_forward2.post_layer_norm",
+        "attn_pre_norm": "norm_pre_attn",
+        "attn_post_norm": "norm_post_attn",
+        "attn_k_rel": "self_attn.relative_k_proj",
+        "per_dim_scale.weight": f"self_attn.{POSITIVE_SCALES}",
+        "conv_norm": "lconv1d.pre_layer_norm",
+        "conv_dw": "lconv1d.depthwise_conv1d",
+        "norm_conv": "lconv1d.conv_norm",
+        "ln2": "norm_out",
+        **CLIPPED_OF_SOUND,
+        **{f"{part}.weight": f"{name}.linear.weight" for part, name in CLIPPED_OF_SOUND.items()},
+    },
+    SOUND_BLOCKS,
+)
 
 
 def gemma4(file: TowerFile) -> Tower:
     heads = file.integer("attention.head_count")
     rows = {part: file.shape(f"{BLOCKS}.0.attn_{part}.weight", 2)[0] for part in "qk"}
     head_dim = rows["q"] // max(1, heads)
-    bounds = [name for name in file.sources if name.endswith(("put_min", "put_max"))]
+    bounds = _bounds(file)
     vision = {
         "model_type": "gemma4_vision",
         "hidden_size": file.integer("embedding_length"),
@@ -93,7 +135,7 @@ def gemma4(file: TowerFile) -> Tower:
         "use_clipped_linears": bool(bounds),
         "standardize": file.has("v.std_bias"),
     }
-    forms = {PATCHES: ROWS_OF_PIXELS, **dict.fromkeys(bounds, BOUND)}
+    forms = {PATCHES: ROWS_OF_PIXELS, **bounds}
     return Tower(_config(file, vision), _settings(vision), file.tensors(NAMES, forms), text=_text(file))
 
 
@@ -127,14 +169,41 @@ def _settings(vision: Fields) -> Fields:
     return {"max_soft_tokens": MAX_TOKENS, **{name: vision[name] for name in ("patch_size", "pooling_kernel_size")}}
 
 
-def without_sound(file: TowerFile) -> Tower:
-    """Leaves out a tower for sound."""
-    logger.warning("%s: the tower for sound is not implemented for Gemma 4, and left out", file.path)
-    return Tower({}, {}, {}, unused=tuple(file.sources))
+def gemma4_sound(file: TowerFile) -> Tower:
+    bands, bounds = file.integer("num_mel_bins"), _bounds(file)
+    audio = {
+        "model_type": "gemma4_audio",
+        "hidden_size": file.integer("embedding_length"),
+        "num_hidden_layers": file.integer("block_count"),
+        "num_attention_heads": file.integer("attention.head_count"),
+        "subsampling_conv_channels": [file.shape(f"a.conv1d.{number}.weight", 4)[0] for number in (0, 1)],
+        "conv_kernel_size": file.shape(f"{SOUND_BLOCKS}.0.conv_dw.weight", 2)[1],
+        "use_clipped_linears": bool(bounds),
+        "output_proj_dims": file.shape(f"{SOUND_ROWS}.weight", 2)[0],
+    }
+    filters = {name: FILTERS for name in file.sources if name.endswith(".conv_dw.weight")}
+    tensors = file.tensors(NAMES_OF_SOUND, bounds | filters)
+    return Tower(_sound_config(file, audio), {"feature_size": bands}, tensors)
+
+
+def gemma4_unified_sound(file: TowerFile) -> Tower:
+    samples = file.shape(f"{SOUND_MATRIX}.weight", 2)[1]
+    audio = {"model_type": "gemma4_unified_audio", "audio_embed_dim": samples}
+    return Tower(_sound_config(file, audio), {"audio_samples_per_token": samples}, file.tensors(NAMES_OF_SOUND))
+
+
+def _sound_config(file: TowerFile, audio: Fields) -> Fields:
+    return {"audio_config": audio, "audio_token_id": file.placeholder("<|audio|>")}
+
+
+def _bounds(file: TowerFile) -> dict[str, Form]:
+    """The forms of bounds of inputs and outputs."""
+    return {name: BOUND for name in file.sources if name.endswith(("put_min", "put_max"))}
 
 
 WHOLE = Whole("gemma4", "Gemma4ForConditionalGeneration")
 UNIFIED = Whole("gemma4_unified", "Gemma4UnifiedForConditionalGeneration")
 GEMMA4 = Projector("gemma4v", {"gemma4": WHOLE}, gemma4)
 GEMMA4_UNIFIED = Projector("gemma4uv", {"gemma4": UNIFIED}, gemma4_unified)
-GEMMA4_SOUND, GEMMA4_UNIFIED_SOUND = (Projector(name, {}, without_sound) for name in ("gemma4a", "gemma4ua"))
+GEMMA4_SOUND = Projector("gemma4a", {}, gemma4_sound)
+GEMMA4_UNIFIED_SOUND = Projector("gemma4ua", {}, gemma4_unified_sound)

@@ -35,6 +35,7 @@ from pace.llm.layers import (
 )
 from pace.llm.layers.block import MixerBlocks
 from pace.llm.layers.rotary import Angles
+from pace.llm.models.base_model import WANTED_NORM
 from pace.llm.models.families.gemma4_config import Gemma4Config, Gemma4UnifiedConfig
 from pace.llm.models.families.llama import LlamaForCausalLM, parts
 from pace.llm.models.takes_media import TakesMedia
@@ -204,7 +205,8 @@ class Gemma4ForConditionalGeneration(TakesMedia, LlamaForCausalLM):
 
     @property
     def stages(self) -> tuple[FirstLayers, TailLayers] | None:
-        return (FirstLayers(self), TailLayers(self)) if self.num_tail_layers and not self.taps else None
+        needs_all = set(self.taps) - {WANTED_NORM}
+        return (FirstLayers(self), TailLayers(self)) if self.num_tail_layers and not needs_all else None
 
     @property
     def hidden_elements(self) -> int:
@@ -215,6 +217,12 @@ class Gemma4ForConditionalGeneration(TakesMedia, LlamaForCausalLM):
             return super().layer_arguments(ops, embeddings, batch)
         inputs, width = self.layer_inputs(ops, batch.tokens, embeddings), self.layer_inputs.width
         return [(inputs[:, index * width : (index + 1) * width],) for index in range(len(self.layers))]
+
+    def add_mtp(self) -> None:
+        raise NotImplementedError(
+            'spec_config="mtp" is not implemented for Gemma 4, whose checkpoints have no layer that drafts; give its '
+            'assistant, such as DraftModelConfig("google/gemma-4-E2B-it-assistant")'
+        )
 
     def make_layer(self, name: str, index: int) -> Gemma4Block:
         config = self.config
@@ -243,7 +251,7 @@ class Gemma4ForConditionalGeneration(TakesMedia, LlamaForCausalLM):
         hidden, num_heads, (kv_heads, dim) = config.hidden_size, config.num_attention_heads, config.heads(index)
         positions = Positions(kv_heads, dim, dim, config.window(index))
         output = Linear({f"{name}.o_proj": hidden}, num_heads * dim, config.attention_bias)
-        query_norm = HeadNorm(f"{name}.q_norm", dim, config.rms_norm_eps)
+        query_norm = self.make_query_norm(name, dim)
         if source is not None:
             query = Linear({f"{name}.q_proj": num_heads * dim}, hidden, config.attention_bias)
             rotary, scale = self.rotary(index), config.attention_scale
@@ -262,6 +270,9 @@ class Gemma4ForConditionalGeneration(TakesMedia, LlamaForCausalLM):
             value_norm=HeadUnitNorm(dim, config.rms_norm_eps),
             keys_are_values=are_keys,
         )
+
+    def make_query_norm(self, name: str, dim: int) -> HeadNorm:
+        return HeadNorm(f"{name}.q_norm", dim, self.config.rms_norm_eps)
 
     def rotary(self, layer: int) -> Rotary:
         return self.rotaries[self.config.slides(layer)]
@@ -308,7 +319,7 @@ class TailLayers:
         if model.layer_inputs:
             embeddings = ops.given_rows(rows[:, size : 2 * size]) if model.towers else model.embed(ops, batch)
         x = model.run_layers(ops, x, embeddings, angles, batch, tail)
-        return model.logits(ops, model.final_norm(ops, x[batch.logit_rows]))
+        return model.logits(ops, model.last_rows(ops, batch, x))
 
 
 class Gemma4UnifiedForConditionalGeneration(Gemma4ForConditionalGeneration):

@@ -167,18 +167,13 @@ class Gemma4Config(TakesMediaConfig, WindowedConfig):
         super().check()
         if self.layer_types is not None and self.layer_types[-1] != FULL:
             logger.warning("config.json: the last layer is a %s layer, as in transformers, not %s", FULL, SLIDING)
-        types, shared = self.types_of_layers, self.num_kv_shared_layers
-        if lacking := sorted(set(types) - set(types[: self.num_hidden_layers - shared])):
-            raise ValueError(
-                f"config.json: num_kv_shared_layers = {shared} leaves no layer of {lacking[0]} whose keys and values "
-                "the last ones could share"
-            )
+        self.check_sharing()
         for layer in self.per_layer_config or {}:
             if layer >= self.num_hidden_layers:
                 raise ValueError(
                     f"config.json: per_layer_config has a layer {layer}, but there are {self.num_hidden_layers}"
                 )
-        for kind in set(types):
+        for kind in set(self.types_of_layers):
             if self.num_attention_heads % self.heads_of(kind).num_key_value_heads:
                 raise ValueError(
                     f"config.json: num_attention_heads must be a multiple of the key heads of {kind}; got "
@@ -197,6 +192,15 @@ class Gemma4Config(TakesMediaConfig, WindowedConfig):
                 _ = self.router
             except ValueError as error:
                 raise ValueError(f"config.json: num_experts and top_k_experts: {error}") from None
+
+    def check_sharing(self) -> None:
+        """Raises ValueError if a layer that shares keys and values has none to share."""
+        types, shared = self.types_of_layers, self.num_kv_shared_layers
+        if lacking := sorted(set(types) - set(types[: self.num_hidden_layers - shared])):
+            raise ValueError(
+                f"config.json: num_kv_shared_layers = {shared} leaves no layer of {lacking[0]} whose keys and values "
+                "the last ones could share"
+            )
 
     def heads_of(self, kind: str) -> Heads:
         """Returns the key and value heads of a kind of layer, from the fields of a config.json. Raises ValueError if

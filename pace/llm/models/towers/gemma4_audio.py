@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -30,6 +31,8 @@ from pace.ops.protocol import ForwardOps
 
 EPS = 1e-6
 """Added to the mean square in most norms; it is not in the config."""
+FRAMES = 4
+"""Frames of a row."""
 
 
 def two_channels() -> Any:
@@ -144,6 +147,7 @@ class AudioHeads(AudioPart):
     def __init__(self, name: str, config: Gemma4AudioConfig):
         super().__init__(config)
         self.norm = RMSNorm(f"{name}.norm_pre_attn", self.size, EPS)
+        self.width = 3 * self.size
         names = {f"{name}.self_attn.{part}_proj.linear": self.size for part in "qkv"}
         rows = [self.size] * 3
         self.qkv = (
@@ -176,6 +180,7 @@ class ConvolutionStart(AudioPart):
         super().__init__(config)
         self.norm = RMSNorm(f"{name}.pre_layer_norm", self.size, config.rms_norm_eps)
         self.product = config.product(f"{name}.linear_start", 2 * self.size, self.size)
+        self.width = self.size
 
     def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
         both = self.product(ops, self.norm(ops, self.given(ops, batch)))
@@ -216,6 +221,8 @@ class ConformerLayer(Layer):
         self.heads = AudioHeads(name, config)
         self.distances = RowLinear(NoNorm(), {f"{name}.self_attn.relative_k_proj": size}, size, bias=False)
         self.scales = Vectors({f"{name}.self_attn.per_dim_scale": config.head_dim})
+        self.scales_are_positive = False
+        """True if they are the softplus of what the Hub has, as in GGUF files."""
         self.output = AudioOutput(name, config)
         self.start = ConvolutionStart(f"{name}.lconv1d", config)
         kernel = f"{name}.lconv1d.depthwise_conv1d.weight"
@@ -223,6 +230,13 @@ class ConformerLayer(Layer):
         self.end = ConvolutionEnd(f"{name}.lconv1d", config)
         self.second = AudioFeedForward(f"{name}.feed_forward2", config)
         self.norm = ClampedNorm(f"{name}.norm_out", config)
+
+    def choose(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
+        (name,) = self.scales.lengths
+        if f"{name}_softplus" in tensors:
+            self.scales = Vectors({f"{name}_softplus": self.config.head_dim})
+            self.scales_are_positive = True
+        super().choose(tensors)
 
     def run(self, x: Tensor, distances: Tensor, run: RunSlice) -> Generator[None, None, Tensor]:
         """Returns `[T, hidden]`; `distances`: the sinusoids of the rows that are seen."""
@@ -255,7 +269,8 @@ class ConformerLayer(Layer):
         chunk, context = config.attention_chunk_size, config.context
         before, after = config.attention_context_left - 1, config.attention_context_right
         q, k, v = (each.unflatten(1, (config.num_attention_heads, -1)) for each in qkv.float().chunk(3, 1))
-        q = q * (config.head_dim**-0.5 / math.log(2)) * functional.softplus(self.scales.values)
+        scales = self.scales.values if self.scales_are_positive else functional.softplus(self.scales.values)
+        q = q * (config.head_dim**-0.5 / math.log(2)) * scales
         k = k * (math.log(1 + math.e) / math.log(2))
         blocks = -(-length // chunk)
         q = functional.pad(q, (0, 0, 0, 0, 0, blocks * chunk - length)).unflatten(0, (blocks, chunk))
@@ -283,6 +298,8 @@ class Gemma4AudioTower(Tower):
     """The tensors that project rows, `embed_audio` in the checkpoint, are under `audio_tower.embed_audio` here."""
 
     kind = "audio"
+    rows_a_second = 25
+    clip_seconds = 30
     prefix = "audio_tower."
     input_names = ("input_features", "input_features_mask")
 
@@ -322,13 +339,17 @@ class Gemma4AudioTower(Tower):
         clips = read_clips(*self.arrays_of(inputs), self.config.num_bands)
         return [self._media(*clip, index) for index, clip in enumerate(clips)]
 
+    def blank(self, num_tokens: int) -> Media:
+        features = np.zeros((FRAMES * num_tokens, self.config.num_bands), np.float32)
+        return Media("audio", features, None, num_tokens, b"")
+
     def _media(self, features: Tensor, mask: Tensor, index: int) -> Media:
         frames = int(mask.sum())
         if not frames or not mask[:frames].all():
             raise ValueError(f"{self.input_names[1]} of clip {index} must be ones, and then zeros")
         found = features[:frames].detach().float().cpu().contiguous().numpy()
         digest = digest_of(f"frames {found.shape} ", found)
-        return Media("audio", found, None, -(-frames // 4), digest)
+        return Media("audio", found, None, -(-frames // FRAMES), digest)
 
 
 def sinusoids(farthest: int, size: int) -> Tensor:

@@ -27,6 +27,8 @@ class Slice(Layer):
     """What it keeps of each row, for each group of spans; its keys and values are not needed after it."""
     angle_halves: tuple[int, ...] = ()
     """Width of each table of angles that it uses."""
+    width: int | None = None
+    """Columns of its result; None for those of its last product, or of the given rows if it has no product."""
 
     @abstractmethod
     def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
@@ -56,6 +58,8 @@ class Tower(Layer):
     """Floats of a row."""
     rows_a_second: int = 0
     """Rows of a second of sound; 0 for images."""
+    clip_seconds: int = 60
+    """Length of the clip whose encoding is planned and measured. The longest clip, if that is shorter."""
     unused: tuple[str, ...] = ()
     """Regular expressions of tensors in checkpoints that it does not need."""
 

@@ -27,11 +27,16 @@ def write_gemma4(
     add: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
     apart: bool = False,
 ) -> None:
-    """Writes the checkpoint in `folder` to `path`. `types` is ggml's name of the matrices' type, for all or by the
-    file's name. With `as_floats`, the file holds their values in float32. With `apart`, gates and ups of experts are
-    separate stacks. `add` may add more to the file."""
+    """Writes the checkpoint in `folder`, which may be an assistant, to `path`. `types` is ggml's name of the matrices'
+    type, for all or by the file's name. With `as_floats`, the file holds their values in float32. With `apart`, gates
+    and ups of experts are separate stacks. `add` may add more to the file."""
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, "gemma4")
+    is_assistant = "backbone_hidden_size" in config
+    writer = gguf.GGUFWriter(path, "gemma4-assistant" if is_assistant else "gemma4")
+    if is_assistant:
+        writer.add_uint32("gemma4-assistant.embedding_length_out", config["backbone_hidden_size"])
+        config = config["text_config"]
+        writer.add_uint32("gemma4-assistant.nextn_predict_layers", config["num_hidden_layers"])
     add_keys(writer, config)
     add(writer)
     names = tensor_names("gemma4", config["num_hidden_layers"])
@@ -57,6 +62,8 @@ def write_gemma4(
 
 
 def name_in_file(name: str, names: Callable[[str], str]) -> str:
+    if name.endswith("_projection.weight") and not name.startswith("model."):
+        return f"nextn.{name}"
     layer = name.removeprefix("model.layers.").partition(".")[0]
     if name.endswith("router.scale"):
         return f"blk.{layer}.ffn_gate_inp.scale"
@@ -100,7 +107,7 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if config["final_logit_softcapping"]:
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     writer.add_sliding_window(config["sliding_window"])
-    writer.add_array("gemma4.attention.sliding_window_pattern", [layer not in groups for layer in layers])
+    writer.add_array(f"{writer.arch}.attention.sliding_window_pattern", [layer not in groups for layer in layers])
     numbers = {
         "attention.key_length": full, "attention.value_length": full, "attention.key_length_swa": sliding,
         "attention.value_length_swa": sliding, "rope.dimension_count": full, "rope.dimension_count_swa": sliding,
@@ -108,4 +115,4 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
     }  # fmt: skip
     for key, value in numbers.items():
-        writer.add_uint32(f"gemma4.{key}", value)
+        writer.add_uint32(f"{writer.arch}.{key}", value)

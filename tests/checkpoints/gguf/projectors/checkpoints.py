@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.llm.models.towers.gemma.gemma4_models import randomise_tower
 from tests.llm.models.variants import SIZES, mrope, randomise, save_pretrained
 
-IMAGE = 90
-"""Id of the placeholder."""
+IMAGE, SOUND = 90, 91
+"""Ids of the placeholders."""
 HIDDEN = SIZES["hidden_size"]
 TEXT: dict[str, Any] = {
     **SIZES, "num_key_value_heads": 2, "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": None,
@@ -86,6 +87,14 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Fields of a config.json. Pixtral is a LLaVA, and Ministral 3 a Mistral 3 with another text model."""
+SOUNDS: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "subsampling_conv_channels": [16, 6],
+        "output_proj_dims": 20,
+    },
+    "gemma4_unified": {"audio_embed_dim": 320},
+}  # fmt: skip
+"""Fields of `audio_config` in families that may have one. Files do not state the others."""
 MODEL_TYPES = {"pixtral": "llava", "ministral3": "mistral3"}
 TEXT_PREFIXES = r"(model\.)?(language_model\.model|language_model|text_model)\."
 TOWER_PARTS = (
@@ -109,6 +118,8 @@ def save_whole(folder: Path, family: str, **fields: Any) -> torch.nn.Module:
     torch.manual_seed(sum(map(ord, family)))
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     randomise(model, model_type)
+    if family == "gemma4":
+        randomise_tower(model)
     save_pretrained(model, folder)
     return model
 

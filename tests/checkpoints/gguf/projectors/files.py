@@ -17,13 +17,14 @@ import gguf
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from benchmarks.comparison.gguf_families import permute
 from tests.checkpoints.gguf.dense.dense_files import write_dense
 from tests.checkpoints.gguf.files import stored, write_gguf
 from tests.checkpoints.gguf.gemma4.gemma4_files import write_gemma4
 from tests.checkpoints.gguf.hybrids.hybrid_files import write_hybrid
-from tests.checkpoints.gguf.projectors.checkpoints import IMAGE, save_text, save_whole
+from tests.checkpoints.gguf.projectors.checkpoints import IMAGE, SOUND, save_text, save_whole
 
 Fields = dict[str, Any]
 Change = Callable[[gguf.GGUFWriter], object]
@@ -174,6 +175,8 @@ FAMILIES = {
     ),
 }  # fmt: skip
 FAMILIES |= dict.fromkeys(("ministral3", "pixtral"), FAMILIES["mistral3"])
+FLOATS = r"patch_embd|a\.conv1d|a\.input_projection|conv_dw"
+"""Pattern of matrices that are F32 in files of any type."""
 SKIPPED = r"\.head\.|packing_position|position_ids"
 """Pattern of tensors that no file has."""
 
@@ -215,7 +218,7 @@ def round_halves(hub: Path, family: str) -> None:
 def add_vocabulary(writer: gguf.GGUFWriter, placeholder: str) -> None:
     """Adds a vocabulary of letters and signs, and of special tokens."""
     tokens = [chr(33 + index) if index < 90 else f"<|{index}|>" for index in range(98)] + ["ab"]
-    tokens[IMAGE] = placeholder
+    tokens[IMAGE], tokens[SOUND] = placeholder, "<|audio|>"
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
@@ -253,9 +256,17 @@ def write_mmproj(hub: Path, path: Path, family: str, types: str = "F32", add: Ch
     add_value = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
     for key, value in keys.items():
         add_value[type(value)](f"clip.{key}", value)
-    for name, _, tensor in tower_tensors(load_file(hub / "model.safetensors"), made, config):
+    state = load_file(hub / "model.safetensors")
+    tensors = [(name, tensor) for name, _, tensor in tower_tensors(state, made, config)]
+    if config.get("audio_config"):
+        writer.add_bool("clip.has_audio_encoder", True)
+        writer.add_string("clip.audio.projector_type", made.projector.replace("v", "a"))
+        for key, value in sound_keys(config).items():
+            add_value[type(value)](f"clip.audio.{key}", value)
+        tensors += sound_tensors(state)
+    for name, tensor in tensors:
         is_matrix = tensor.ndim >= 2 and not re.search("position_embd|patch_norm|class_embd", name)
-        forced = "F16" if re.match(made.halves, name) else "F32" if "patch_embd" in name else types
+        forced = "F16" if re.match(made.halves, name) else "F32" if re.search(FLOATS, name) else types
         kind = Kind[forced if is_matrix else "F32"]
         kind = Kind.F16 if kind == Kind.Q8_0 and tensor.shape[-1] % 32 else kind
         data, _ = stored(tensor.float().contiguous(), kind)
@@ -290,3 +301,37 @@ def tower_tensors(state: dict[str, Tensor], made: Family, config: Fields) -> Ite
         found = made.known.get(stem) or known.get_name(stem)
         assert found is not None, name
         yield found + end, source, tensor
+
+
+def sound_keys(config: Fields) -> Fields:
+    """Keys of a tower of Gemma 4 for sound, without "clip.audio."."""
+    audio = config["audio_config"]
+    hidden = audio.get("audio_embed_dim", audio.get("hidden_size"))
+    return {
+        "projection_dim": config["text_config"]["hidden_size"],
+        "embedding_length": hidden,
+        "feed_forward_length": 0 if "audio_embed_dim" in audio else 4 * hidden,
+        "block_count": audio.get("num_hidden_layers", 0),
+        "attention.head_count": audio.get("num_attention_heads", 0),
+        "num_mel_bins": audio.get("subsampling_conv_channels", [128])[0],  # both are 128 in published checkpoints
+        "attention.layer_norm_epsilon": 1e-6,
+    }
+
+
+def sound_tensors(state: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the names and the tensors of a file."""
+    known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 128)
+    for name, tensor in state.items():
+        name = name.replace("embed_audio.multimodal_embedder.", "embed_audio.")
+        if not name.startswith(("model.audio_tower.", "model.embed_audio.")):
+            continue
+        name, tensor = name.replace("model.audio_tower.", "conformer."), tensor if tensor.ndim else tensor[None]
+        name = name.replace(".linear.", ".")
+        if name.endswith("per_dim_scale"):
+            name, tensor = f"{name}.weight", softplus(tensor)
+        if "depthwise_conv1d" in name:
+            tensor = tensor[:, 0]
+        stem, end = next((name.removesuffix(end), end) for end in ENDS if name.endswith(end))
+        found = known.get_name(stem)
+        assert found is not None, name
+        yield found + end, tensor

@@ -17,6 +17,7 @@ from pace.checkpoints.gguf.file import GgufFile
 from pace.llm.processors.prompts import MediaPart
 from pace.llm.processors.registry import make_processors
 from pace.ops.weight_layout import WeightLayout
+from tests.checkpoints.gguf.projectors.checkpoints import SOUND, SOUNDS
 from tests.checkpoints.gguf.projectors.files import FAMILIES, STATISTICS, save_pair
 from tests.checkpoints.gguf.projectors.test_qwen import load
 from tests.checkpoints.gguf.test_refusals import drop, put
@@ -151,20 +152,35 @@ def test_epsilon_that_the_converter_makes_up(tmp_path):
     assert epsilons == [1e-6, 2e-5]
 
 
-def add_sound(writer) -> None:
-    """Adds a tower for sound, such as files of Gemma 4 E2B have."""
-    writer.add_bool("clip.has_audio_encoder", True)
-    writer.add_string("clip.audio.projector_type", "gemma4a")
-    writer.add_uint32("clip.audio.projection_dim", 32)
-    writer.add_tensor("a.conv1d.0.weight", np.ones((2, 3), np.float32))
-    writer.add_tensor("mm.a.input_projection.weight", np.ones((2, 3), np.float32))
+def sound_of(family: str, **fields) -> dict:
+    """Fields of config.json for a tower for sound; none for families that may not have one."""
+    return {"audio_config": SOUNDS[family] | fields, "audio_token_id": SOUND} if family in SOUNDS else {}
 
 
-def test_sound_of_gemma_4_is_left_out(tmp_path, caplog):
-    _, path, _ = save_pair(tmp_path, "gemma4", add=add_sound)
-    with caplog.at_level(logging.WARNING, "pace"), load(path) as model:
-        assert [tower.kind for tower in model._model.towers] == ["image"]
-    assert "the tower for sound is not implemented for Gemma 4, and left out" in caplog.text
+CLIP = np.random.default_rng(3).uniform(-0.5, 0.5, 9000).astype(np.float32)
+
+
+PLAIN = {"use_clipped_linears": False}
+
+
+@pytest.mark.parametrize(
+    ("family", "audio"),
+    [("gemma4", {}), pytest.param("gemma4", PLAIN, marks=pytest.mark.thorough), ("gemma4_unified", {})],
+)
+def test_sound_of_gemma_4(family, audio, tmp_path, caplog):
+    """Rows are those of the checkpoint, bit for bit, and so are texts."""
+    hub, path, mmproj = save_pair(tmp_path, family, **sound_of(family, **audio))
+    with caplog.at_level(logging.WARNING, "pace"), load(hub) as expected, load(path, mmproj=mmproj) as model:
+        assert [tower.kind for tower in model._model.towers] == ["image", "audio"]
+        media = model._generator.encoder.all.audio.prepare(CLIP)
+        rows = rows_of(model, media)
+        assert len(rows) == media.num_tokens > 12 and torch.equal(rows, rows_of(expected, media))
+        text = "ab<|audio|>xyz"
+        found = model.generate({"prompt": text, "audio": [CLIP]}, max_new_tokens=12, logprobs=0)
+        tokens = model._generator.encoder.encode(text, [MediaPart("audio", CLIP)], model.tokenizer).tokens
+        inputs = {"input_ids": torch.tensor([tokens]), **model.processor(audio=[CLIP])}
+        assert results(found) == results(expected.generate(inputs, max_new_tokens=12, logprobs=0))
+    assert "ignored" not in caplog.text and "mmproj" not in caplog.text
 
 
 WRONG = [
@@ -182,6 +198,22 @@ WRONG = [
 ]  # fmt: skip
 
 
+WRONG_SOUND = [
+    (drop("clip.audio.num_mel_bins"), "has no clip.audio.num_mel_bins"),
+    (put("clip.audio.projection_dim", 64, "uint32"), "its rows have 64 numbers"),
+    (lambda writer: writer.tensors[0].pop("a.conv1d.1.weight"), "no tensor a.conv1d.1.weight"),
+    (lambda writer: writer.tensors[0].pop("a.blk.1.per_dim_scale.weight"), r"missing \(1\): .*per_dim_scale"),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("change", "message"), WRONG_SOUND)
+def test_what_a_file_with_sound_must_have(change, message, tmp_path):
+    _, path, mmproj = save_pair(tmp_path, "gemma4", add=change, **sound_of("gemma4"))
+    with pytest.raises(ValueError, match=message):
+        load(path, mmproj=mmproj)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("family", "change", "error", "message"), WRONG)
 def test_what_a_file_must_not_say(family, change, error, message, tmp_path):
@@ -195,7 +227,7 @@ def test_what_a_file_must_not_say(family, change, error, message, tmp_path):
 @pytest.mark.parametrize("family", ALL)
 def test_damaged_bytes_give_one_clear_error_or_run(family, tmp_path):
     """Random changes to the header."""
-    _, path, mmproj = save_pair(tmp_path, family)
+    _, path, mmproj = save_pair(tmp_path, family, **sound_of(family))
     content, damaged = mmproj.read_bytes(), tmp_path / "damaged.gguf"
     end = min(tensor.begin for tensor in GgufFile(mmproj).tensors.values())
     chance, failed = np.random.default_rng(0), 0
