@@ -20,6 +20,7 @@ from pace.checkpoints.gguf.tokenizer import tokenizer_settings, tokenizer_state
 from pace.naming import shown
 from pace.tokenizer import chatglm
 from pace.tokenizer.backend import make_backend
+from pace.tokenizer.conversations import read_conversation
 from pace.tokenizer.pipelines import complete_settings
 from pace.tokenizer.template_file import read_template_file
 from pace.tokenizer.tokenizer import Tokenizer
@@ -213,7 +214,7 @@ def _chat_templates(directory: Path, settings: dict[str, Any]) -> Any:
         found[path.stem] = path.read_text(encoding="utf-8")
     if found:
         return found if list(found) != ["default"] else found["default"]
-    return settings.get("chat_template") or read_template_file(directory)
+    return settings.get("chat_template") or read_template_file(directory) or read_conversation(directory)
 
 
 def _auto(directory: Path, settings: dict[str, Any]) -> Any:
@@ -227,7 +228,7 @@ def _auto(directory: Path, settings: dict[str, Any]) -> Any:
     # anyway.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     if tokenizer.chat_template is None:
-        tokenizer.chat_template = read_template_file(directory)
+        tokenizer.chat_template = read_template_file(directory) or read_conversation(directory)
     return tokenizer
 
 

@@ -54,6 +54,7 @@ from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
 from pace.llm.models.families.hyperclovax import HyperCLOVAXForCausalLM
 from pace.llm.models.families.idefics3 import Idefics3ForConditionalGeneration
 from pace.llm.models.families.internvl import InternVLForConditionalGeneration
+from pace.llm.models.families.internvl_chat import InternVLChatModel
 from pace.llm.models.families.kimi_k25 import KimiK25ForConditionalGeneration
 from pace.llm.models.families.kimi_linear import KimiLinearForCausalLM
 from pace.llm.models.families.laguna import LagunaForCausalLM
@@ -165,6 +166,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     HyperCLOVAXForCausalLM,
     Idefics3ForConditionalGeneration,
     InternLM3ForCausalLM,
+    InternVLChatModel,
     InternVLForConditionalGeneration,
     IQuestCoderForCausalLM,
     Jais2ForCausalLM,
@@ -249,7 +251,9 @@ def read_config(raw: Any, media: bool = False, embeds: bool = False) -> tuple[ty
 
     The class is a variant of `find_family`. Raises what that raises, ValueError if a field is wrong, and
     NotImplementedError for an unsupported field value."""
-    model_class = find_family(raw, embeds).variant(raw)
+    family = find_family(raw, embeds)
+    raw = family.converted(raw)
+    model_class = family.variant(raw)
     config = model_class.Config.from_dict(raw)
     return model_class, config.with_media(raw) if media else config
 
