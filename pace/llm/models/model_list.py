@@ -65,6 +65,7 @@ from pace.llm.models.families.lfm3 import Lfm3ForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
 from pace.llm.models.families.llava import LlavaForConditionalGeneration
+from pace.llm.models.families.llava_next import LlavaNextForConditionalGeneration
 from pace.llm.models.families.mamba2 import Mamba2ForCausalLM
 from pace.llm.models.families.mellum import MellumForCausalLM
 from pace.llm.models.families.minicpm import MiniCPMForCausalLM
@@ -180,6 +181,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Llama4ForConditionalGeneration,
     LlamaForCausalLM,
     LlavaForConditionalGeneration,
+    LlavaNextForConditionalGeneration,
     Mamba2ForCausalLM,
     MellumForCausalLM,
     MiniCPM3ForCausalLM,
