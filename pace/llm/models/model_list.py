@@ -66,13 +66,15 @@ from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
 from pace.llm.models.families.llava import LlavaForConditionalGeneration
 from pace.llm.models.families.llava_next import LlavaNextForConditionalGeneration
+from pace.llm.models.families.llava_onevision import LlavaOnevisionForConditionalGeneration
 from pace.llm.models.families.mamba2 import Mamba2ForCausalLM
 from pace.llm.models.families.mellum import MellumForCausalLM
 from pace.llm.models.families.minicpm import MiniCPMForCausalLM
 from pace.llm.models.families.minicpm3 import MiniCPM3ForCausalLM
 from pace.llm.models.families.minimax_m2 import MiniMaxM2ForCausalLM
-from pace.llm.models.families.ministral3 import Ministral3ForCausalLM, Mistral3ForConditionalGeneration
+from pace.llm.models.families.ministral3 import Ministral3ForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
+from pace.llm.models.families.mistral3 import Mistral3ForConditionalGeneration
 from pace.llm.models.families.mixtral import MixtralForCausalLM
 from pace.llm.models.families.mpt import MptForCausalLM
 from pace.llm.models.families.nemotron_h import NemotronHForCausalLM
@@ -182,6 +184,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     LlamaForCausalLM,
     LlavaForConditionalGeneration,
     LlavaNextForConditionalGeneration,
+    LlavaOnevisionForConditionalGeneration,
     Mamba2ForCausalLM,
     MellumForCausalLM,
     MiniCPM3ForCausalLM,

@@ -1,4 +1,4 @@
-"""Images of LLaVA-NeXT: `LlavaNextImageProcessor` of transformers.
+"""Images of LLaVA-NeXT and LLaVA-OneVision: `LlavaNextImageProcessor` and `LlavaOnevisionImageProcessor` of transformers.
 
 The whole image is stretched to one tile. It is followed by the tiles of the image enlarged to one of several sizes,
 with black edges where the shapes differ."""
@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from pace.llm.models.model_config import flag
-from pace.llm.models.towers.anyres import AnyresProjectorConfig, Canvas, Size, pinpoints
+from pace.llm.models.towers.anyres import (
+    LLAVA_16,
+    ONEVISION,
+    AnyresProjectorConfig,
+    Canvas,
+    OnevisionProjectorConfig,
+    Size,
+    pinpoints,
+)
 from pace.llm.processors.image_processor import ONLY, backends, limit_of
-from pace.llm.processors.llava import LlavaImageProcessor, center_crop
+from pace.llm.processors.llava import LlavaImageProcessor, center_crop, sides
 from pace.media.images import image_size, load_rgb, open_source, pillow
 from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.patches import cut_tiles, normalised, resize
@@ -32,8 +40,11 @@ class LlavaNextImageProcessor(LlavaImageProcessor):
 
     do_pad: bool = flag(True)
     """Without effect: `arrays` are always filled with tiles of zeros."""
-    image_grid_pinpoints: tuple[Size, ...] = pinpoints()
+    image_grid_pinpoints: tuple[Size, ...] = pinpoints(LLAVA_16)
     """Height and width of enlarged images."""
+    max_tiles: int | None = None
+    """Tiles whose patches are the most that lines have together; None for no limit."""
+    projector: ClassVar[type[AnyresProjectorConfig]] = AnyresProjectorConfig
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], file: str = "preprocessor_config.json") -> Self:
@@ -42,7 +53,8 @@ class LlavaNextImageProcessor(LlavaImageProcessor):
     def for_model(self, config: dict[str, Any]) -> Self:
         if not isinstance(config.get("vision_config"), dict):
             return self
-        own, theirs = self.image_grid_pinpoints, AnyresProjectorConfig.read(config).image_grid_pinpoints
+        projector = self.projector.read(config)
+        own, theirs = self.image_grid_pinpoints, projector.image_grid_pinpoints
         if own != theirs:
             raise ValueError(
                 f"config.json: image_grid_pinpoints = {shown(theirs)} contradicts the processor's settings, {shown(own)}"
@@ -52,7 +64,7 @@ class LlavaNextImageProcessor(LlavaImageProcessor):
                 f"the processor's settings cut tiles of {shown(self.crop_size)} pixels, and resize them to "
                 f"{shown(self.final_size)}; a tower takes one size"
             )
-        return super().for_model(config)
+        return replace(super().for_model(config), max_tiles=projector.vision_aspect_ratio)
 
     @property
     def stretched(self) -> Size:
@@ -66,7 +78,7 @@ class LlavaNextImageProcessor(LlavaImageProcessor):
     @property
     def least_tokens(self) -> int:
         """The tokens that suffice for an image of any shape."""
-        return min(self.canvas_of(*size, [size]).num_tokens(self.patches_per_side) for size in self.image_grid_pinpoints)
+        return min(self.tokens_of(self.canvas_of(*size, [size])) for size in self.image_grid_pinpoints)
 
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes, enlarges and cuts an image, as `MediaProcessor` says. The features are float32 `[T, 3, S, S]`: the
@@ -81,14 +93,14 @@ class LlavaNextImageProcessor(LlavaImageProcessor):
             kind=self.kind,
             features=normalised(np.stack([self._finished(tile) for tile in tiles]), self.table),
             grid=(canvas.num_tiles, self.patches_per_side, self.patches_per_side),
-            num_tokens=canvas.num_tokens(self.patches_per_side),
+            num_tokens=self.tokens_of(canvas),
             digest=digest,
             canvas=tuple(canvas),
         )
 
     def layout(self, source: Any, max_tokens: int | None = None) -> Layout:
         """The placeholders of an image. Only its header is read."""
-        num_tokens = self.canvas(*image_size(source), max_tokens).num_tokens(self.patches_per_side)
+        num_tokens = self.tokens_of(self.canvas(*image_size(source), max_tokens))
         return Layout(self.token * num_tokens, (num_tokens,))
 
     def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
@@ -104,7 +116,7 @@ class LlavaNextImageProcessor(LlavaImageProcessor):
         """The tiles of an image of this size. A limit of tokens leaves the sizes with fewer tokens. Raises MediaError
         if there is none."""
         limit, sizes = limit_of(max_tokens), self.image_grid_pinpoints
-        counts = [self.canvas_of(height, width, [size]).num_tokens(self.patches_per_side) for size in sizes]
+        counts = [self.tokens_of(self.canvas_of(height, width, [size])) for size in sizes]
         allowed = [size for size, count in zip(sizes, counts) if count <= limit]
         if not allowed:
             raise MediaError(
@@ -116,6 +128,9 @@ class LlavaNextImageProcessor(LlavaImageProcessor):
     def canvas_of(self, height: int, width: int, sizes: Sequence[Size]) -> Canvas:
         """The tiles of an image of this size, enlarged to one of `sizes`."""
         return Canvas.of(height, width, sizes, self.crop_size[0])
+
+    def tokens_of(self, canvas: Canvas) -> int:
+        return canvas.num_tokens(self.patches_per_side, self.max_tiles)
 
     def _enlarged(self, image: Any, height: int, width: int) -> np.ndarray:
         """Pixels uint8 `[height, width, 3]` of an image in the middle of black edges."""
@@ -136,3 +151,26 @@ class LlavaNextImageProcessor(LlavaImageProcessor):
         if size != tile.shape[:2]:
             tile = resize(pillow().fromarray(tile), *size, self.resample)
         return center_crop(tile, *self.crop_size) if self.do_center_crop else tile
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
+    """Processor of LLaVA-OneVision. Each image of a prompt has tiles, as the one of transformers prepares a plain list
+    of images."""
+
+    only: ClassVar[Mapping[str, tuple]] = ONLY | backends("LlavaOnevisionImageProcessor")
+
+    size: int | Size = sides(384)
+    do_center_crop: bool = flag(False)
+    crop_size: Size = sides(384)
+    image_grid_pinpoints: tuple[Size, ...] = pinpoints(ONEVISION)
+    projector: ClassVar[type[AnyresProjectorConfig]] = OnevisionProjectorConfig
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any], file: str = "preprocessor_config.json") -> Self:
+        made = super().from_dict(raw, file)
+        return made if raw.get("crop_size") is not None else replace(made, crop_size=made.stretched)
+
+    def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
+        """Those of LLaVA-NeXT, and ones: `batch_num_images` int64 `[images]`."""
+        return super().arrays(media) | {"batch_num_images": np.ones(len(media), np.int64)}

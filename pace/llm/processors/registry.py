@@ -17,7 +17,7 @@ from pace.llm.processors.image_processor import ImageProcessor
 from pace.llm.processors.internvl import InternVLChatImageProcessor, InternVLImageProcessor
 from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
 from pace.llm.processors.llava import LlavaImageProcessor
-from pace.llm.processors.llava_next import LlavaNextImageProcessor
+from pace.llm.processors.llava_next import LlavaNextImageProcessor, LlavaOnevisionImageProcessor
 from pace.llm.processors.paddleocr_vl import PaddleOCRVLImageProcessor
 from pace.llm.processors.pixtral import PixtralImageProcessor
 from pace.llm.processors.processor import Processors
@@ -35,6 +35,7 @@ IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Lfm2VlForConditionalGeneration": Lfm2VlImageProcessor,
     "LlavaForConditionalGeneration": LlavaImageProcessor,
     "LlavaNextForConditionalGeneration": LlavaNextImageProcessor,
+    "LlavaOnevisionForConditionalGeneration": LlavaOnevisionImageProcessor,
     "Mistral3ForConditionalGeneration": PixtralImageProcessor,
     "PaddleOCRVLForConditionalGeneration": PaddleOCRVLImageProcessor,
     "Qwen2_5_VLForConditionalGeneration": QwenImageProcessor,

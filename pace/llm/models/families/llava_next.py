@@ -20,15 +20,11 @@ from pace.llm.models.takes_media import TakesMedia, class_of_text, read_token_id
 from pace.llm.models.towers.anyres import AnyresClipTower, AnyresProjectorConfig, AnyresTower
 from pace.llm.models.towers.clip import ClipVisionConfig
 from pace.llm.models.towers.projector import OTHER_PARTS, TEXT_PREFIXES
-from pace.llm.models.towers.siglip import SiglipVisionConfig
 from pace.ops.protocol import ForwardOps, Ops
 
 
-def read_llava_next(raw: dict[str, Any], text: Any) -> tuple[SiglipVisionConfig, AnyresProjectorConfig]:
-    """Reads the tower's config and that of its projector. `text`: the config of the text model. Raises ValueError or
-    NotImplementedError that names the field."""
-    vision = read_llava_vision(raw, ("clip_vision_model", "siglip_vision_model"), "LlavaNext")
-    return vision, AnyresProjectorConfig.read(raw).between(vision, text)
+NEWLINE_NAMES = dict.fromkeys(("image_newline", "model.image_newline"), "vision_tower.image_newline")
+"""Names of the row after each line of patches, and the name used here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +37,8 @@ class TakesAnyresConfig(TakesImagesConfig):
     }
 
     def read_media(self, raw: dict[str, Any]) -> Any:
-        vision, projector = read_llava_next(raw, self)
+        vision = read_llava_vision(raw, ("clip_vision_model", "siglip_vision_model"), "LlavaNext")
+        projector = AnyresProjectorConfig.read(raw).between(vision, self)
         placeholder = read_token_id(raw, ("image_token_index", "image_token_id"), 32000)
         return dataclasses.replace(self, vision=vision, projector=projector, image_token_id=placeholder)
 
@@ -49,11 +46,8 @@ class TakesAnyresConfig(TakesImagesConfig):
 class TakesAnyres(TakesMedia):
     """A text model that takes images of any size."""
 
-    text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES | {
-        "model.image_newline": "vision_tower.image_newline",
-        "image_newline": "vision_tower.image_newline",
-    }
-    other_parts = (*OTHER_PARTS, "image_newline", "model.image_newline")
+    text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES | NEWLINE_NAMES
+    other_parts = (*OTHER_PARTS, *NEWLINE_NAMES)
 
     def __init__(self, config: Any, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)

@@ -1,4 +1,4 @@
-"""Images of LLaVA-NeXT, bit for bit as `LlavaNextImageProcessorPil` of transformers prepares them."""
+"""Images of LLaVA-NeXT and LLaVA-OneVision, bit for bit as the PIL image processors of transformers prepare them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import PIL.Image
 import pytest
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
-from pace.llm.processors.llava_next import LlavaNextImageProcessor
+from pace.llm.processors.llava_next import LlavaNextImageProcessor, LlavaOnevisionImageProcessor
 from pace.llm.processors.registry import load_processors
 from pace.media.media import MediaError
 from tests.llm.processors.test_qwen_vl import SIZES, Shape, arrays, assert_equal, random_sizes
@@ -54,6 +56,23 @@ def test_images_of_all_sizes_have_the_bits_of_transformers(name) -> None:
     images = [draw(*size) for size in SIZES]
     assert_equal(arrays(ours, *images), theirs(images, return_tensors="np"))
     assert_equal(arrays(ours, images[0]), theirs(images[0], return_tensors="np"))
+
+
+def test_images_of_onevision_have_the_bits_of_transformers() -> None:
+    given = {"size": {"height": 14, "width": 14}, "image_grid_pinpoints": PINPOINTS}
+    for settings in (given, given | {"crop_size": {"height": 14, "width": 14}, "do_center_crop": True, "resample": 2}):
+        ours, theirs = LlavaOnevisionImageProcessor.from_dict(settings), LlavaOnevisionImageProcessorPil(**settings)
+        images = [draw(*size) for size in SIZES]
+        assert_equal(arrays(ours, *images), theirs(images, return_tensors="np"))
+    published = LlavaOnevisionImageProcessor.from_dict({"image_processor_type": "LlavaOnevisionImageProcessor"})
+    theirs = LlavaOnevisionImageProcessorPil()
+    assert [list(size) for size in published.image_grid_pinpoints] == theirs.image_grid_pinpoints
+    tower = TOWER | {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14}
+    ours = published.for_model({"vision_config": tower, "vision_aspect_ratio": "anyres_max_9"})
+    whole = LlavaOnevisionProcessor.__new__(LlavaOnevisionProcessor)
+    whole.image_processor, whole.num_image_tokens, whole.vision_aspect_ratio = theirs, 729, "anyres_max_9"
+    for height, width in [*random_sizes(700), *SIZES]:
+        assert ours.layout(Shape(height, width)).num_tokens == whole._get_number_of_features(height, width, 384, 384)
 
 
 @pytest.mark.thorough

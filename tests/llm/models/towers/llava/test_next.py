@@ -1,11 +1,12 @@
-"""LLaVA-NeXT: rows of the tower, and greedy text about pictures of all shapes, are those of transformers, with the
-same bits however they are computed."""
+"""LLaVA-NeXT and LLaVA-OneVision: rows of the tower, and greedy text about pictures of all shapes, are those of
+transformers, with the same bits however they are computed."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ pytest.importorskip("transformers")
 
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
 from pace.llm.models.model_list import read_config
 from pace.llm.runners import EagerRunner, ProgramRunner
@@ -44,6 +47,11 @@ CASES = {
         "llava_next", GRANITE, SIGLIP,
         FULL | {"image_grid_pinpoints": [[14, 56], [42, 14]], "vision_feature_layer": [-3, -2, -1]},
     ),
+    "onevision": Model(
+        "llava_onevision", {"model_type": "qwen2"}, SIGLIP,
+        {"image_grid_pinpoints": FIVE, "vision_aspect_ratio": "anyres_max_1"},
+    ),
+    "onevision wide": Model("llava_onevision", {"model_type": "qwen2"}, SIGLIP, {"image_grid_pinpoints": TWO}),
 }  # fmt: skip
 PICTURES = [picture(20, 33, 1), picture(60, 9, 2), picture(40, 40, 3), picture(1, 90, 4)]
 PROMPTS = [("w3 w4 <image> w5", PICTURES[:1]), ("w6 w7", []), ("<image> w8 w9 <image><image>", PICTURES[1:])]
@@ -57,34 +65,43 @@ def save_next(folder: Path, name: str) -> Any:
     case = CASES[name]
     fields = case.fields | {"text_config": TEXT | case.text, "vision_config": case.vision, "image_token_index": IMAGE}
     torch.manual_seed(12)
-    config = AutoConfig.for_model("llava_next", **fields)
+    config = AutoConfig.for_model(case.model_type, **fields)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
-    randomise(model, "llava_next")
+    randomise(model, case.model_type)
     save_pretrained(model, folder)
     model.generation_config.eos_token_id = None
     save_processor(folder, case)
-    settings = {"image_processor_type": "LlavaNextImageProcessor", **of_images(name)}
+    kind = "LlavaOnevision" if "onevision" in name else "LlavaNext"
+    settings = {"image_processor_type": f"{kind}ImageProcessor", **of_images(name)}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return model
 
 
 def of_images(name: str) -> dict[str, Any]:
     pinpoints, size = CASES[name].fields["image_grid_pinpoints"], {"height": SIDE, "width": SIDE}
+    if "onevision" in name:
+        return {"size": size, "image_grid_pinpoints": pinpoints}
     return {"size": {"shortest_edge": SIDE}, "crop_size": size, "image_grid_pinpoints": pinpoints}
 
 
-def their_processor(name: str, tokenizer: Any) -> LlavaNextProcessor:
+def their_processor(name: str, tokenizer: Any) -> Any:
+    if "onevision" in name:
+        images, most = LlavaOnevisionImageProcessorPil(**of_images(name)), CASES[name].fields.get("vision_aspect_ratio")
+        with mock.patch.object(LlavaOnevisionProcessor, "check_argument_for_proper_class"):  # it needs torchvision
+            made = LlavaOnevisionProcessor(images, tokenizer, None, (SIDE // PATCH) ** 2, "full")
+        made.vision_aspect_ratio = most or made.vision_aspect_ratio
+        return made
     strategy, first = CASES[name].fields.get("vision_feature_select_strategy", "default"), "clip" in str(CASES[name])
     images = LlavaNextImageProcessorPil(**of_images(name))
     return LlavaNextProcessor(images, tokenizer, PATCH, strategy, None, "<image>", int(first))
 
 
-def inputs_of(processor: LlavaNextProcessor, prompt: str, images: list) -> dict[str, torch.Tensor]:
+def inputs_of(processor: Any, prompt: str, images: list) -> dict[str, torch.Tensor]:
     inputs = processor(text=prompt, images=images or None, return_tensors="pt", add_special_tokens=True)
     return {key: value for key, value in inputs.items() if key != "mm_token_type_ids"}
 
 
-@pytest.mark.parametrize("name", sample(list(CASES), lambda name: name == "mistral"))
+@pytest.mark.parametrize("name", sample(list(CASES), lambda name: name in ("mistral", "onevision")))
 def test_answers_about_pictures(name, tmp_path) -> None:
     """Alone, in a batch, in chunks, in chats, and with the tensors of the processor in transformers."""
     oracle, expected = save_next(tmp_path, name), []
@@ -116,7 +133,7 @@ def test_rows_are_those_of_transformers(name, tmp_path) -> None:
     with load(tmp_path) as model:
         theirs = their_processor(name, model.tokenizer)
     inputs = inputs_of(theirs, "<image>" * len(PICTURES), PICTURES)
-    given = {key: inputs[key] for key in ("pixel_values", "image_sizes")}
+    given = {key: value for key, value in inputs.items() if key not in ("input_ids", "attention_mask")}
     with torch.no_grad():
         expected = oracle.model.get_image_features(**given, return_dict=True).pooler_output
     for spelling in ("saved", "published", "new"):
@@ -131,6 +148,23 @@ def test_rows_are_those_of_transformers(name, tmp_path) -> None:
             if ops == "native":
                 for rows, other in zip(rows_of(ProgramRunner(model), given), ours, strict=True):
                     assert torch.equal(rows, other)
+
+
+@pytest.mark.thorough
+def test_several_images_of_a_prompt_of_onevision_have_a_tile_each_if_the_arrays_say_so(tmp_path) -> None:
+    oracle = save_next(tmp_path, "onevision")
+    with load(tmp_path) as model:
+        theirs = their_processor("onevision", model.tokenizer)
+        inputs = dict(theirs(text=[PROMPTS[2][0], PROMPTS[0][0]], images=[PICTURES[1:], PICTURES[:1]], padding=True,
+                             return_tensors="pt"))  # fmt: skip
+        inputs.pop("mm_token_type_ids", None)
+        assert inputs["batch_num_images"].tolist() == [3, 1]
+        with torch.no_grad():
+            expected = oracle.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+        found = model.generate(**inputs, max_new_tokens=NEW, ignore_eos=True).generated_token_ids
+        assert found == expected[:, inputs["input_ids"].shape[1] :].tolist()
+        with pytest.raises(ValueError, match=r"batch_num_images must be counts with the sum 4; got \[3\]"):
+            model.generate(**inputs | {"batch_num_images": torch.tensor([3])})
 
 
 @pytest.mark.thorough
