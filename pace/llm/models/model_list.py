@@ -53,6 +53,7 @@ from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
 from pace.llm.models.families.hyperclovax import HyperCLOVAXForCausalLM
 from pace.llm.models.families.idefics3 import Idefics3ForConditionalGeneration
+from pace.llm.models.families.internlm2 import InternLM2ForCausalLM
 from pace.llm.models.families.internvl import InternVLForConditionalGeneration
 from pace.llm.models.families.internvl_chat import InternVLChatModel
 from pace.llm.models.families.kimi_k25 import KimiK25ForConditionalGeneration
@@ -168,6 +169,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     HunYuanMoEV1ForCausalLM,
     HyperCLOVAXForCausalLM,
     Idefics3ForConditionalGeneration,
+    InternLM2ForCausalLM,
     InternLM3ForCausalLM,
     InternVLChatModel,
     InternVLForConditionalGeneration,

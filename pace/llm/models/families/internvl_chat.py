@@ -4,11 +4,44 @@ Its config becomes that of the same model as transformers converts it, which `fa
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from pace.llm.models.families.internvl import OF_TEXT, InternVLForConditionalGeneration
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families import internvl
+from pace.llm.models.families.internlm2 import InternLM2Config, InternLM2ForCausalLM
+from pace.llm.models.families.internvl import InternVLForConditionalGeneration, OfInternVL, OfInternVLConfig
+from pace.llm.models.families.renamed import InternLM3Config, InternLM3ForCausalLM
+from pace.llm.models.takes_media import class_of_text
 from pace.llm.models.towers.internvl_config import InternVitConfig
 from pace.naming import shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternVLOfInternLM2Config(OfInternVLConfig, InternLM2Config):
+    pass
+
+
+class InternVLOfInternLM2(OfInternVL, InternLM2ForCausalLM):
+    Config = InternVLOfInternLM2Config
+    text_prefixes: ClassVar[dict[str, str]] = {"language_model.output.": "lm_head."} | OfInternVL.text_prefixes
+    other_names: ClassVar[dict[str, str]] = OfInternVL.other_names | InternLM2ForCausalLM.other_names
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternVLOfInternLM3Config(OfInternVLConfig, InternLM3Config):
+    pass
+
+
+class InternVLOfInternLM3(OfInternVL, InternLM3ForCausalLM):
+    Config = InternVLOfInternLM3Config
+
+
+OF_TEXT: dict[str, type[BaseModelForCausalLM]] = internvl.OF_TEXT | {
+    "internlm2": InternVLOfInternLM2,
+    "internlm3": InternVLOfInternLM3,
+}
+"""model_type of the text -> class."""
 
 
 class InternVLChatModel(InternVLForConditionalGeneration):
@@ -36,3 +69,7 @@ class InternVLChatModel(InternVLForConditionalGeneration):
             "vision_config": vision,
         }
         return {name: value for name, value in raw.items() if name != "llm_config"} | whole
+
+    @classmethod
+    def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
+        return class_of_text(raw, OF_TEXT, "InternVLChat")

@@ -17,6 +17,7 @@ from pace.llm.processors.internvl import InternVLImageProcessor
 from pace.llm.processors.registry import load_processors
 from pace.llm.runners import EagerRunner
 from pace.media.media import MediaError
+from tests.llm.models.families.test_internlm2 import published_names
 from tests.llm.models.towers.seeing import results, run_to_end
 from tests.llm.models.towers.test_qwen_vision import load as load_model
 from tests.llm.models.towers.tiles.making import renamed
@@ -161,6 +162,26 @@ def test_all_kinds_of_text_models(kind, tmp_path) -> None:
 
 
 @pytest.mark.thorough
+def test_a_text_model_of_internlm2(tmp_path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    oracle = save_internvl(tmp_path / "converted", "llama")
+    save_processor(tmp_path / "converted")
+    text = oracle.config.text_config.to_dict() | {"model_type": "internlm2", "bias": False}
+    text = {name: value for name, value in text.items() if name not in ("attention_bias", "tie_word_embeddings")}
+    published = publish(tmp_path / "published", tmp_path / "converted", llm_config=text)
+    state = load_file(published / "model.safetensors")
+    inner = {name.removeprefix("language_model."): state.pop(name) for name in list(state) if "language_model." in name}
+    inner = published_names(inner, inner["model.layers.0.self_attn.k_proj.weight"].shape[0] // 2)
+    state |= {f"language_model.{name}": tensor for name, tensor in inner.items()}
+    save_file(state, published / "model.safetensors", {"format": "pt"})
+    with load(published) as ours:
+        for seed, tiles in enumerate([[], [2], [1, 3, 1]]):
+            inputs = inputs_of(tiles, seed)
+            assert run(ours, inputs)[0][0] == oracle_tokens(oracle, inputs)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("vision", [{}, SIX_B])
 def test_rows_of_a_tower_that_is_saved_in_16_bits(vision, tmp_path) -> None:
     converted = tmp_path / "converted"
@@ -283,6 +304,7 @@ def test_fields_that_are_left_out_have_the_defaults_of_the_published_code(tmp_pa
     config, image = read_config(least, media=True)[1], load_processors(tmp_path, least).image
     assert config.vision.transposed and config.vision.hidden_size == 3200
     assert (image.size, image.min_patches, image.max_patches, image.use_thumbnail) == (28, 1, 1, False)
+    assert load_processors(tmp_path, least | {"force_image_size": 56}).image.size == 56
     image = load_processors(tmp_path, least | {"dynamic_image_size": True}).image
     assert (image.min_patches, image.max_patches) == (1, 6)
 
@@ -291,7 +313,7 @@ def test_fields_that_are_left_out_have_the_defaults_of_the_published_code(tmp_pa
     ("fields", "error", "message"),
     [
         ({"llm_config": None}, ValueError, "llm_config must be an object; got None"),
-        ({"llm_config": {"model_type": "internlm2"}}, NotImplementedError, "llm_config.model_type = 'internlm2'"),
+        ({"llm_config": {"model_type": "phi3"}}, NotImplementedError, "llm_config.model_type = 'phi3' is not"),
         ({"llm_config": {}}, NotImplementedError, "llm_config.model_type = None is not .*: qwen2, qwen3, "),
         ({"select_layer": -4}, NotImplementedError, "select_layer = -4 is not implemented; implemented: -1"),
         ({"pad2square": True}, NotImplementedError, "pad2square = True is not implemented; implemented: False"),
