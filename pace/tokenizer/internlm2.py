@@ -36,6 +36,12 @@ def own_tokenizer(directory: Path) -> tuple[dict[str, Any], dict[str, Any], type
         if not (isinstance(token, dict) and isinstance(token.get("content"), str) and index.isdecimal()):
             raise ValueError(f"{config}: added_tokens_decoder must map ids to tokens with a content; got {index!r}")
         tokens[int(index)] = token["content"]
+    beyond = sorted(index for index in tokens if index >= len(model.pieces))
+    if beyond != list(range(len(model.pieces), len(model.pieces) + len(beyond))):
+        raise ValueError(f"{config}: added_tokens_decoder must have ids from {len(model.pieces)} on without a gap")
+    for index, token in tokens.items():
+        if index < len(model.pieces):  # tokens may have the place of an unused piece
+            model.pieces[index], model.types[index] = token, CONTROL
     ids = {token: index for index, token in tokens.items()}
     begin = settings.get("bos_token") if settings.get("add_bos_token", True) else None
     if begin is not None and begin not in ids:

@@ -106,7 +106,9 @@ class LlavaNextImageProcessor(LlavaImageProcessor):
     def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
         """`pixel_values` float32 `[images, T, 3, S, S]` with tiles of zeros after those of an image, and `image_sizes`
         int64 `[images, 2]`, before they are enlarged."""
-        pixels = np.zeros((len(media), max(len(one.features) for one in media), *media[0].features.shape[1:]), np.float32)
+        pixels = np.zeros(
+            (len(media), max(len(one.features) for one in media), *media[0].features.shape[1:]), np.float32
+        )
         for filled, medium in zip(pixels, media):
             filled[: len(medium.features)] = medium.features
         sizes = [medium.canvas[2:] for medium in media if medium.canvas is not None]

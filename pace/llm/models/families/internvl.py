@@ -45,9 +45,7 @@ class OfInternVLConfig(TakesMediaConfig):
     def read_media(self, raw: dict[str, Any]) -> Any:
         vision = read_internvl_vision(raw)
         default = UNKNOWN_ID if vision.joined_qkv else IMAGE_TOKEN_ID
-        return dataclasses.replace(
-            self, vision=vision, image_token_id=read_token_id(raw, ("image_token_id",), default)
-        )
+        return dataclasses.replace(self, vision=vision, image_token_id=read_token_id(raw, ("image_token_id",), default))
 
 
 class OfInternVL(TakesMedia):

@@ -56,7 +56,7 @@ class TakesImagesConfig(TakesMediaConfig):
     projector: ProjectorConfig | None = None
 
     beside_text: ClassVar[frozenset[str]] = frozenset(
-        {"image_seq_length", "image_token_id", "image_token_index", "multimodal_projector_bias",
+        {"ignore_index", "image_seq_length", "image_token_id", "image_token_index", "multimodal_projector_bias",
          "projector_hidden_act", "vision_config", "vision_feature_layer", "vision_feature_select_strategy"}
     )  # fmt: skip
 

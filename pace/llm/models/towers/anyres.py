@@ -229,7 +229,6 @@ class AnyresTower(LlavaTower):
         num_tokens = canvas.num_tokens(side, self.projector.vision_aspect_ratio)
         return Media("image", features, (canvas.num_tiles, side, side), num_tokens, digest, canvas=tuple(canvas))
 
-
     def _whole(self, tiles: Tensor) -> Media:
         """The medium of an image that is the first of `tiles [T, C, S, S]`."""
         side, features = self.config.patches_per_side, tiles[:1].numpy()

@@ -78,7 +78,7 @@ def test_texts_are_those_of_llama(bias, tmp_path) -> None:
 # -- the tokenizer
 
 SETTINGS = {
-    "added_tokens_decoder": {"500": {"content": "<|im_end|>"}, "501": {"content": "<|im_start|>"}}, "bos_token": "<s>",
+    "added_tokens_decoder": {"479": {"content": "<|im_end|>"}, "480": {"content": "<|im_start|>"}}, "bos_token": "<s>",
     "auto_map": {"AutoTokenizer": ["tokenization_internlm2.InternLM2Tokenizer", None]}, "eos_token": "</s>",
     "chat_template": "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}",
     "pad_token": "</s>", "tokenizer_class": "InternLM2Tokenizer", "unk_token": "<unk>",
@@ -96,19 +96,21 @@ def save_tokenizer(folder: Path, kind: str = "plain", **settings: Any) -> Path:
 def test_texts_have_the_tokens_of_the_vocabulary(kind, tmp_path) -> None:
     tokenizer = load_tokenizer(save_tokenizer(tmp_path, kind))
     plain = tokenizer_of(golden(kind).parts())
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, len(tokenizer)) == (1, 2, 2, 482)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, len(tokenizer)) == (1, 2, 2, 481)
     for text in ("hello there", "a sophisticated fox", " two\n\nspaces, 你好"):
         ids = plain.encode(text).ids
         assert tokenizer(text)["input_ids"] == [1, *ids] and tokenizer.decode(ids) == plain.decode(ids)
-    assert tokenizer("hello<|im_end|>")["input_ids"] == [1, *plain.encode("hello").ids, 500]
+    assert tokenizer("hello<|im_end|>")["input_ids"] == [1, *plain.encode("hello").ids, 479]
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
     assert chat == "<s><|im_start|>hello<|im_end|>"
-    assert tokenizer(chat, add_special_tokens=False)["input_ids"] == [1, 501, *plain.encode("hello").ids, 500]
+    assert tokenizer(chat, add_special_tokens=False)["input_ids"] == [1, 480, *plain.encode("hello").ids, 479]
 
 
 def test_settings_of_the_tokenizer_that_are_refused(tmp_path) -> None:
     assert load_tokenizer(save_tokenizer(tmp_path, add_bos_token=False))("hello")["input_ids"][0] != 1
     with pytest.raises(ValueError, match="bos_token must be one of its special tokens; got 'x'"):
         load_tokenizer(save_tokenizer(tmp_path, bos_token="x"))
+    with pytest.raises(ValueError, match="added_tokens_decoder must have ids from 480 on without a gap"):
+        load_tokenizer(save_tokenizer(tmp_path, added_tokens_decoder={"481": {"content": "x"}}))
     with pytest.raises(ValueError, match="added_tokens_decoder must map ids to tokens with a content; got 'a'"):
         load_tokenizer(save_tokenizer(tmp_path, added_tokens_decoder={"a": {"content": "x"}}))

@@ -39,7 +39,13 @@ VARIANTS = {
     "resized twice": SMALL | {"size": {"shortest_edge": 20}, "resample": 2},
     "other levels": SMALL | {"image_mean": 0.4, "image_std": [0.2, 0.3, 0.4], "rescale_factor": 0.003},
 }
-TOWER = {"model_type": "clip_vision_model", "image_size": 14, "patch_size": 4, "hidden_size": 24, "num_attention_heads": 2}
+TOWER = {
+    "model_type": "clip_vision_model",
+    "image_size": 14,
+    "patch_size": 4,
+    "hidden_size": 24,
+    "num_attention_heads": 2,
+}
 MODEL = {"vision_config": TOWER, "image_grid_pinpoints": PINPOINTS}
 
 
@@ -124,7 +130,10 @@ def test_digests_name_pixels_size_settings_and_tiles() -> None:
     image, made = draw(39, 26), [LlavaNextImageProcessor.from_dict(settings) for settings in VARIANTS.values()]
     assert made[0].prepare(image).digest == made[0].prepare(encode(image, "PNG")).digest
     digests = {processor.prepare(image).digest for processor in made}
-    digests |= {made[0].prepare(image.transpose(PIL.Image.Transpose.ROTATE_90)).digest, made[0].prepare(image, 5).digest}
+    digests |= {
+        made[0].prepare(image.transpose(PIL.Image.Transpose.ROTATE_90)).digest,
+        made[0].prepare(image, 5).digest,
+    }
     assert len(digests) == len(VARIANTS) + 2
 
 

@@ -116,6 +116,7 @@ def rename(folder: Path, published: bool) -> None:
         "lm_head.": "language_model.lm_head.",
         "model.vision_tower.": "vision_tower.",
         "model.multi_modal_projector.": "multi_modal_projector.",
+        "model.image_newline": "image_newline",
     }
     has_inner = any("vision_model." in name or "class_embedding" in name for name in load_file(path))
 

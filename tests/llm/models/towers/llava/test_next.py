@@ -89,7 +89,7 @@ def their_processor(name: str, tokenizer: Any) -> Any:
         images, most = LlavaOnevisionImageProcessorPil(**of_images(name)), CASES[name].fields.get("vision_aspect_ratio")
         with mock.patch.object(LlavaOnevisionProcessor, "check_argument_for_proper_class"):  # it needs torchvision
             made = LlavaOnevisionProcessor(images, tokenizer, None, (SIDE // PATCH) ** 2, "full")
-        made.vision_aspect_ratio = most or made.vision_aspect_ratio
+        made.vision_aspect_ratio, made.video_token_id = most or made.vision_aspect_ratio, 97
         return made
     strategy, first = CASES[name].fields.get("vision_feature_select_strategy", "default"), "clip" in str(CASES[name])
     images = LlavaNextImageProcessorPil(**of_images(name))
@@ -156,7 +156,7 @@ def test_several_images_of_a_prompt_of_onevision_have_a_tile_each_if_the_arrays_
     with load(tmp_path) as model:
         theirs = their_processor("onevision", model.tokenizer)
         inputs = dict(theirs(text=[PROMPTS[2][0], PROMPTS[0][0]], images=[PICTURES[1:], PICTURES[:1]], padding=True,
-                             return_tensors="pt"))  # fmt: skip
+                             padding_side="left", return_tensors="pt"))  # fmt: skip
         inputs.pop("mm_token_type_ids", None)
         assert inputs["batch_num_images"].tolist() == [3, 1]
         with torch.no_grad():
@@ -273,20 +273,31 @@ def test_published_configs(caplog) -> None:
 def test_fields_that_are_left_out_have_the_defaults_of_transformers() -> None:
     from transformers import AutoConfig
 
-    least = {"text_config": {"model_type": "mistral"}, "vision_config": {"model_type": "clip_vision_model", "image_size": 336}}
+    least = {
+        "text_config": {"model_type": "mistral"},
+        "vision_config": {"model_type": "clip_vision_model", "image_size": 336},
+    }
     whole = AutoConfig.for_model("llava_next", **least).to_dict()
     ours, theirs = (read_config({"model_type": "llava_next"} | fields, media=True)[1] for fields in (least, whole))
-    assert (ours.vision, ours.projector, ours.image_token_id) == (theirs.vision, theirs.projector, theirs.image_token_id)
+    assert (ours.vision, ours.projector, ours.image_token_id) == (
+        theirs.vision,
+        theirs.projector,
+        theirs.image_token_id,
+    )
 
 
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"image_grid_pinpoints": [[336, 600]]}, NotImplementedError, r"\[336, 600\] is not .* image_size = 336"),
+        ({"image_grid_pinpoints": [[336, 600]]}, NotImplementedError, r"\[336, 600\] is not implemented; .* = 336"),
         ({"image_grid_pinpoints": 5}, ValueError, "image_grid_pinpoints must be a list of 1..256 sizes"),
         ({"vision_feature_select_strategy": "full"}, NotImplementedError, "'full' is not .*; implemented: default"),
         ({"vision_feature_layer": 25}, ValueError, r"vision_feature_layer must be in -25\.\.24; got 25"),
-        ({"vision_config": {"model_type": "pixtral"}}, NotImplementedError, "'pixtral' is not implemented for LlavaNext"),
+        (
+            {"vision_config": {"model_type": "pixtral"}},
+            NotImplementedError,
+            "'pixtral' is not implemented for LlavaNext",
+        ),
         ({"image_token_index": -1}, ValueError, "image_token_index must be a token's id; got -1"),
     ],
 )
@@ -297,7 +308,7 @@ def test_fields_that_are_refused(fields, error, message) -> None:
 
 
 def test_a_tower_without_a_first_row_and_a_text_that_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="'default' is not implemented .* with this tower; implemented: full"):
+    with pytest.raises(NotImplementedError, match="'default' is not .* tiles of this tower; implemented: full"):
         read_config(GRANITE_VISION | {"vision_feature_select_strategy": "default"}, media=True)
     with pytest.raises(NotImplementedError, match="'t5' is not .* LlavaNext; implemented: llama, granite, mistral"):
         read_config(LLAVA_16 | {"text_config": {"model_type": "t5"}})

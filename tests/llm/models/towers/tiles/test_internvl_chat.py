@@ -209,8 +209,9 @@ def test_the_text_model_alone_and_a_tokenizer_without_the_placeholder(saved, tmp
     with load(converted, media=False) as model, load(published, media=False) as ours:
         assert run(ours, inputs_of([]), 5) == run(model, inputs_of([]), 5)
     shutil.copytree(published, tmp_path / "other")
-    state = (tmp_path / "other" / "tokenizer.json").read_text()
-    (tmp_path / "other" / "tokenizer.json").write_text(state.replace("<IMG_CONTEXT>", "<CONTEXT>"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        contents = (tmp_path / "other" / name).read_text()
+        (tmp_path / "other" / name).write_text(contents.replace("<IMG_CONTEXT>", "<CONTEXT>"))
     with pytest.raises(ValueError, match="the tokenizer has no token <IMG_CONTEXT>"):
         load(tmp_path / "other")
     renamed(tmp_path / "other", {"vision_model.embeddings.class_embedding": "vision_model.embeddings.cls"})
@@ -374,6 +375,8 @@ def test_ids_are_those_of_tiles(saved) -> None:
     folder = saved[2]
     processors = load_processors(folder, json.loads((folder / "config.json").read_text()))
     tokenizer = load_tokenizer(folder)
-    prompt = PromptEncoder(processors, tokenizer).encode("w9 <IMG_CONTEXT>", [MediaPart("image", draw(60, 40))], tokenizer)
+    prompt = PromptEncoder(processors, tokenizer).encode(
+        "w9 <IMG_CONTEXT>", [MediaPart("image", draw(60, 40))], tokenizer
+    )
     theirs = their_processor(saved[1])(text="w9 <IMG_CONTEXT>", images=[draw(60, 40)])["input_ids"][0]
     assert prompt.tokens == list(theirs) and len(prompt.tokens) == 3 + 7 * TILE_TOKENS
