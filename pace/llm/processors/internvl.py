@@ -121,7 +121,7 @@ class InternVLImageProcessor(ImageProcessor):
 
 @dataclass(frozen=True, kw_only=True)
 class InternVLChatImageProcessor(InternVLImageProcessor):
-    """Processor of InternVLChatModel. As its own code does, it reads no file of settings: sizes and numbers of tiles
+    """Processor of InternVLChatModel. As its own code does, it reads no file of settings. Sizes and numbers of tiles
     are in config.json, and the statistics are those of ImageNet."""
 
     needs_settings: ClassVar[bool] = False

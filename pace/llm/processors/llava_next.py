@@ -1,4 +1,5 @@
-"""Images of LLaVA-NeXT and LLaVA-OneVision: `LlavaNextImageProcessor` and `LlavaOnevisionImageProcessor` of transformers.
+"""Images of LLaVA-NeXT and LLaVA-OneVision: `LlavaNextImageProcessor` and `LlavaOnevisionImageProcessor` of
+transformers.
 
 The whole image is stretched to one tile. It is followed by the tiles of the image enlarged to one of several sizes,
 with black edges where the shapes differ."""
@@ -57,7 +58,8 @@ class LlavaNextImageProcessor(LlavaImageProcessor):
         own, theirs = self.image_grid_pinpoints, projector.image_grid_pinpoints
         if own != theirs:
             raise ValueError(
-                f"config.json: image_grid_pinpoints = {shown(theirs)} contradicts the processor's settings, {shown(own)}"
+                f"config.json: image_grid_pinpoints = {shown(theirs)} contradicts the processor's settings, "
+                f"{shown(own)}"
             )
         if self.crop_size != self.final_size:
             raise ValueError(
@@ -174,5 +176,5 @@ class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
         return made if raw.get("crop_size") is not None else replace(made, crop_size=made.stretched)
 
     def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
-        """Those of LLaVA-NeXT, and ones: `batch_num_images` int64 `[images]`."""
+        """The arrays of LLaVA-NeXT, and ones: `batch_num_images` int64 `[images]`."""
         return super().arrays(media) | {"batch_num_images": np.ones(len(media), np.int64)}

@@ -22,7 +22,6 @@ from pace.llm.models.towers.clip import ClipVisionConfig
 from pace.llm.models.towers.projector import OTHER_PARTS, TEXT_PREFIXES
 from pace.ops.protocol import ForwardOps, Ops
 
-
 NEWLINE_NAMES = dict.fromkeys(("image_newline", "model.image_newline"), "vision_tower.image_newline")
 """Names of the row after each line of patches, and the name used here."""
 

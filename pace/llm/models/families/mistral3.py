@@ -1,5 +1,5 @@
-"""Mistral 3, which takes images: Mistral Small 3.1 and 3.2, Magistral, Ministral 3. The tower is Pixtral's, and the text
-model is of one of several kinds."""
+"""Mistral 3, which takes images: Mistral Small 3.1 and 3.2, Magistral, Ministral 3. The tower is Pixtral's, and the
+text model is of one of several kinds."""
 
 from __future__ import annotations
 

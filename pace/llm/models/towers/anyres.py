@@ -72,8 +72,8 @@ class Canvas(NamedTuple):
 
     @classmethod
     def of(cls, height: int, width: int, sizes: Iterable[Size], side: int) -> Canvas:
-        """The tiles of `side` pixels for an image of this size, enlarged to one of `sizes`: that which shows most of
-        its pixels, and of equal ones that with the smallest edges."""
+        """The tiles of `side` pixels for an image of this size, enlarged to one of `sizes`. It is the size that shows
+        most of its pixels, and of equal ones the size with the smallest edges."""
         best, most, least = (0, 0), 0, math.inf
         for size in sizes:
             scale = min(size[1] / width, size[0] / height)
@@ -122,8 +122,8 @@ class AnyresProjectorConfig(ProjectorConfig):
         for size in self.image_grid_pinpoints:
             if size[0] % side or size[1] % side:
                 raise NotImplementedError(
-                    f"config.json: image_grid_pinpoints with {list(size)} is not implemented; implemented: multiples of "
-                    f"vision_config.image_size = {side}"
+                    f"config.json: image_grid_pinpoints with {list(size)} is not implemented; implemented: multiples "
+                    f"of vision_config.image_size = {side}"
                 )
         config = super().between(vision, text)
         if num_llava_tokens(vision, config) != vision.patches_per_side**2:
@@ -204,7 +204,7 @@ class AnyresTower(LlavaTower):
         return [self._whole(tiles) if is_whole else self._of_tiles(tiles, *size) for tiles, size, is_whole in tiled]
 
     def are_whole(self, inputs: Mapping[str, Any], num_images: int) -> list[bool]:
-        """True for images that have one tile, whatever their size. Raises ValueError for arrays that do not fit."""
+        """True for images of any size that have one tile. Raises ValueError for arrays that do not fit."""
         return [False] * num_images
 
     def blank(self, num_tokens: int) -> Media:
@@ -246,7 +246,7 @@ class OnevisionTower(AnyresTower):
     input_names: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes", "batch_num_images")
 
     def are_whole(self, inputs: Mapping[str, Any], num_images: int) -> list[bool]:
-        """Those of a prompt with several images, if `batch_num_images` has the images of each prompt."""
+        """True for images of a prompt with several, if `batch_num_images` has the number of each prompt."""
         counts = inputs.get("batch_num_images")
         counts = [1] * num_images if counts is None else torch.as_tensor(counts).tolist()
         if not all(type(count) is int and count >= 0 for count in counts) or sum(counts) != num_images:

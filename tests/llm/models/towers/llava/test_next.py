@@ -1,5 +1,5 @@
-"""LLaVA-NeXT and LLaVA-OneVision: rows of the tower, and greedy text about pictures of all shapes, are those of
-transformers, with the same bits however they are computed."""
+"""LLaVA-NeXT and LLaVA-OneVision: rows and greedy text about pictures of all shapes are those of transformers. Bits
+are the same however they are computed."""
 
 from __future__ import annotations
 
