@@ -70,7 +70,9 @@ CASES = {
         PIXTRAL | {"hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
         {"spatial_merge_size": 3, "multimodal_projector_bias": True, "vision_feature_layer": [-2]},
     ),
-    "mistral3 llama": Case("mistral3", {"model_type": "llama"}, PIXTRAL, {"tie_word_embeddings": False}),
+    "mistral3 llama": Case(
+        "mistral3", {"model_type": "llama"}, PIXTRAL, {"spatial_merge_size": 1, "tie_word_embeddings": False}
+    ),
     "mistral3 qwen2": Case("mistral3", {"model_type": "qwen2"}, PIXTRAL, {"spatial_merge_size": 2}),
     "pixtral": Case(
         "llava", {"model_type": "mistral", "sliding_window": 9}, PIXTRAL | {"num_attention_heads": 4},
