@@ -26,7 +26,7 @@ _IGNORED_KEYS = frozenset(
 _OF_VIDEO = ("pixel_values_videos", "video_grid_thw", "video_second_per_grid", "second_per_grid_ts")
 _OF_MEDIA = (
     "mm_token_type_ids", "pixel_values", "pixel_attention_mask", "image_grid_thw", "image_position_ids", "image_sizes",
-    "spatial_shapes", "input_features", "input_features_mask", "feature_attention_mask", *_OF_VIDEO,
+    "batch_num_images", "spatial_shapes", "input_features", "input_features_mask", "feature_attention_mask", *_OF_VIDEO,
 )  # fmt: skip
 """Keys that transformers' processors add for models that take images, sound or video."""
 _KINDS = (

@@ -50,6 +50,9 @@ class Media:
     thumbnail: tuple[int, int] | None = None
     """Rows and columns of the patches of the whole image, which follow those of the tiles of `grid`; None without
     them."""
+    canvas: tuple[int, int, int, int] | None = None
+    """Rows and columns of the tiles of an enlarged image, and its height and width before it was enlarged. These tiles
+    follow that of the whole image. None without them."""
 
     def __post_init__(self) -> None:
         if not self.runs:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as Backend
@@ -18,8 +19,9 @@ from pace.checkpoints.files import MAX_CONFIG_BYTES, open_regular, read_json_obj
 from pace.checkpoints.gguf.file import GgufFile, Metadata, is_gguf
 from pace.checkpoints.gguf.tokenizer import tokenizer_settings, tokenizer_state
 from pace.naming import shown
-from pace.tokenizer import chatglm
+from pace.tokenizer import chatglm, internlm2
 from pace.tokenizer.backend import make_backend
+from pace.tokenizer.conversations import read_conversation
 from pace.tokenizer.pipelines import complete_settings
 from pace.tokenizer.template_file import read_template_file
 from pace.tokenizer.tokenizer import Tokenizer
@@ -146,8 +148,8 @@ def _of_directory(directory: Path) -> Source:
     if not any(path.name in VOCABULARY_FILES for path in present):
         return Source(None, ", ".join(VOCABULARY_FILES))
     _check_library(directory)
-    if chatglm.is_own_tokenizer(directory):
-        return Source(lambda: _make(directory, *chatglm.own_tokenizer(directory)), "tokenizer.model")
+    if (own := _own(directory)) is not None:
+        return Source(lambda: _make(directory, *own.own_tokenizer(directory)), "tokenizer.model")
     settings: dict[str, Any] = {}
     for path in present:
         os.close(open_regular(path))
@@ -160,11 +162,16 @@ def _of_directory(directory: Path) -> Source:
     return Source(lambda: _whole(directory, settings) or _auto(directory, settings), files)
 
 
+def _own(directory: Path) -> ModuleType | None:
+    """The module that makes a tokenizer that a checkpoint defines in code; None for others."""
+    return next((module for module in (chatglm, internlm2) if module.is_own_tokenizer(directory)), None)
+
+
 def _check_library(directory: Path) -> None:
     """Raises ImportError if transformers needs a missing library to read the vocabulary. transformers' own error would
     name a different library."""
     path = directory / "tokenizer.model"
-    if (directory / "tokenizer.json").exists() or not path.is_file() or chatglm.is_own_tokenizer(directory):
+    if (directory / "tokenizer.json").exists() or not path.is_file() or _own(directory) is not None:
         return
     with open(path, "rb") as file:
         is_tiktoken = file.read(1) != b"\n"  # a protocol buffer message begins with its first piece
@@ -213,7 +220,7 @@ def _chat_templates(directory: Path, settings: dict[str, Any]) -> Any:
         found[path.stem] = path.read_text(encoding="utf-8")
     if found:
         return found if list(found) != ["default"] else found["default"]
-    return settings.get("chat_template") or read_template_file(directory)
+    return settings.get("chat_template") or read_template_file(directory) or read_conversation(directory)
 
 
 def _auto(directory: Path, settings: dict[str, Any]) -> Any:
@@ -227,7 +234,7 @@ def _auto(directory: Path, settings: dict[str, Any]) -> Any:
     # anyway.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     if tokenizer.chat_template is None:
-        tokenizer.chat_template = read_template_file(directory)
+        tokenizer.chat_template = read_template_file(directory) or read_conversation(directory)
     return tokenizer
 
 

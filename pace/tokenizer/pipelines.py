@@ -18,7 +18,7 @@ PLAIN_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend", "PythonBackend"}
 PLAIN_MODELS = {
     "ernie4_5", "ernie4_5_moe", "flex_olmo", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt_bigcode", "granite",
     "granitemoe", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm2", "internlm3", "iquestcoder",
-    "kimi_k25", "kimi_linear", "llava", "minicpm3", "minimax_m2", "ministral", "ministral3", "mistral",
+    "kimi_k25", "kimi_linear", "llava", "llava_next", "minicpm3", "minimax_m2", "ministral", "ministral3", "mistral",
     "mistral3", "mixtral", "nemotron", "olmo2", "olmo3", "olmo_hybrid", "paddleocr_vl", "phi3", "phimoe", "smolvlm",
     "stablelm",
 }  # fmt: skip

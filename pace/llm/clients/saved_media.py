@@ -73,6 +73,7 @@ def _read_entry(entry: Any, data: bytearray, placeholders: Mapping[str, int]) ->
         isinstance(kind, str)
         and _has_shape(fields["grid"], 3, kind == "image")
         and _has_shape(fields["thumbnail"], 2, False)
+        and _has_shape(fields["canvas"], 4, False)
         and type(num_tokens) is int
         and isinstance(digest, str)
         and _are_counts(shape, 1)

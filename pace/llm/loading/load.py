@@ -30,10 +30,11 @@ from pace.llm.loading.options import LoadOptions, use_threads
 from pace.llm.loading.packed_weights import ExpertFile, PackedCopy, WeightsFile, check_has_experts
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model import Model
+from pace.llm.models.takes_media import UNKNOWN_ID
 from pace.llm.operators import read_backend
 from pace.llm.processors.processor import Processors
-from pace.llm.processors.prompts import NO_MEDIA, PromptEncoder
-from pace.llm.processors.registry import load_processors, make_processors
+from pace.llm.processors.prompts import NO_MEDIA, PromptEncoder, id_of
+from pace.llm.processors.registry import load_processors, make_processors, needs_settings
 from pace.llm.processors.settings import FILES
 from pace.llm.runners import make_runner
 from pace.llm.speculation.build import Speculation
@@ -108,6 +109,7 @@ def open_model(
     check_tokenizer(tokenizer)
     defaults = SamplingConfig() if embeds else _read_defaults(checkpoint, tokenizer, model)
     processors = _read_processors(checkpoint, model)
+    _find_placeholders(model, processors, tokenizer)
     checkpoint.forget_vocabulary()
     speculation = Speculation.prepare(options.spec_config, model, checkpoint, tokenizer, ops, options.hub)
     share = speculation.cache_share(model, options.kv_cache_type)
@@ -147,11 +149,19 @@ def _read_processors(checkpoint: Checkpoint, model: BaseModelForCausalLM) -> Pro
         towers = checkpoint.gguf.towers
         read = lambda section: (towers.settings[section], str(towers.path))
         return make_processors(towers.config["architectures"][0], towers.config, read)
-    if not any((checkpoint.path / name).is_file() for name in FILES):
+    if needs_settings(checkpoint.config) and not any((checkpoint.path / name).is_file() for name in FILES):
         text = "%s has neither %s: images and sound are only taken as arrays of transformers' processor"
         logger.warning(text, checkpoint.path, " nor ".join(FILES))
         return Processors()
     return load_processors(checkpoint.path, checkpoint.config)
+
+
+def _find_placeholders(model: BaseModelForCausalLM, processors: Processors, tokenizer: Any) -> None:
+    """Gives towers the ids of their placeholders where config.json has none: those of the tokenizer. Raises ValueError
+    for a tokenizer without them."""
+    for tower in model.towers:
+        if tower.placeholder == UNKNOWN_ID and tokenizer is not None:
+            tower.placeholder = id_of(processors.of_kind[tower.kind].token, tokenizer)
 
 
 def _make_encoder(

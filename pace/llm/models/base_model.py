@@ -82,6 +82,12 @@ class BaseModelForCausalLM(Model):
         """Number of positions before windows that are kept, as in `KVSpec`. May be changed until a cache is made."""
 
     @classmethod
+    def converted(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """A parsed config.json in the form that transformers has for the same model; `raw` itself if it has that form.
+        Raises ValueError or NotImplementedError that names the field."""
+        return raw
+
+    @classmethod
     def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
         """The class for a parsed config.json, where an architecture may have several kinds of text model. Raises
         NotImplementedError for a kind that is not implemented."""

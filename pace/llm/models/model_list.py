@@ -55,7 +55,9 @@ from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
 from pace.llm.models.families.hyperclovax import HyperCLOVAXForCausalLM
 from pace.llm.models.families.idefics3 import Idefics3ForConditionalGeneration
+from pace.llm.models.families.internlm2 import InternLM2ForCausalLM
 from pace.llm.models.families.internvl import InternVLForConditionalGeneration
+from pace.llm.models.families.internvl_chat import InternVLChatModel
 from pace.llm.models.families.kimi_k25 import KimiK25ForConditionalGeneration
 from pace.llm.models.families.kimi_linear import KimiLinearForCausalLM
 from pace.llm.models.families.laguna import LagunaForCausalLM
@@ -66,13 +68,16 @@ from pace.llm.models.families.lfm3 import Lfm3ForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
 from pace.llm.models.families.llava import LlavaForConditionalGeneration
+from pace.llm.models.families.llava_next import LlavaNextForConditionalGeneration
+from pace.llm.models.families.llava_onevision import LlavaOnevisionForConditionalGeneration
 from pace.llm.models.families.mamba2 import Mamba2ForCausalLM
 from pace.llm.models.families.mellum import MellumForCausalLM
 from pace.llm.models.families.minicpm import MiniCPMForCausalLM
 from pace.llm.models.families.minicpm3 import MiniCPM3ForCausalLM
 from pace.llm.models.families.minimax_m2 import MiniMaxM2ForCausalLM
-from pace.llm.models.families.ministral3 import Ministral3ForCausalLM, Mistral3ForConditionalGeneration
+from pace.llm.models.families.ministral3 import Ministral3ForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
+from pace.llm.models.families.mistral3 import Mistral3ForConditionalGeneration
 from pace.llm.models.families.mixtral import MixtralForCausalLM
 from pace.llm.models.families.mpt import MptForCausalLM
 from pace.llm.models.families.nemotron_h import NemotronHForCausalLM
@@ -166,7 +171,9 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     HunYuanMoEV1ForCausalLM,
     HyperCLOVAXForCausalLM,
     Idefics3ForConditionalGeneration,
+    InternLM2ForCausalLM,
     InternLM3ForCausalLM,
+    InternVLChatModel,
     InternVLForConditionalGeneration,
     IQuestCoderForCausalLM,
     Jais2ForCausalLM,
@@ -180,6 +187,8 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Llama4ForConditionalGeneration,
     LlamaForCausalLM,
     LlavaForConditionalGeneration,
+    LlavaNextForConditionalGeneration,
+    LlavaOnevisionForConditionalGeneration,
     Mamba2ForCausalLM,
     MellumForCausalLM,
     MiniCPM3ForCausalLM,
@@ -253,7 +262,9 @@ def read_config(raw: Any, media: bool = False, embeds: bool = False) -> tuple[ty
 
     The class is a variant of `find_family`. Raises what that raises, ValueError if a field is wrong, and
     NotImplementedError for an unsupported field value."""
-    model_class = find_family(raw, embeds).variant(raw)
+    family = find_family(raw, embeds)
+    raw = family.converted(raw)
+    model_class = family.variant(raw)
     config = model_class.Config.from_dict(raw)
     return model_class, config.with_media(raw) if media else config
 

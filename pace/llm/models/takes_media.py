@@ -13,6 +13,9 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.naming import shown
 from pace.ops.protocol import ForwardOps
 
+UNKNOWN_ID = -1
+"""Id of a placeholder that only the tokenizer knows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TakesMediaConfig:
@@ -20,7 +23,7 @@ class TakesMediaConfig:
 
     vision: Any = None
     """Config of the tower; None for text alone."""
-    image_token_id: int = -1
+    image_token_id: int = UNKNOWN_ID
     """Id of the token that stands for a row of an image."""
 
     def with_media(self, raw: dict[str, Any]) -> Any:
@@ -39,9 +42,11 @@ class TakesMediaConfig:
 
 
 def read_token_id(raw: dict[str, Any], names: tuple[str, ...], default: int) -> int:
-    """The id of a placeholder: the first field of these names. Raises ValueError if it is no id."""
+    """The id of a placeholder: the first field of these names, or `default`. Raises ValueError if it is no id."""
     name = next((name for name in names if raw.get(name) is not None), names[0])
     number = raw.get(name, default)
+    if default == UNKNOWN_ID and raw.get(name) is None:
+        return default
     if type(number) is not int or number < 0:
         raise ValueError(f"config.json: {name} must be a token's id; got {shown(number)}")
     return number

@@ -78,6 +78,8 @@ class ImageProcessor:
     preprocessor_config.json."""
 
     kind: ClassVar[str] = "image"
+    needs_settings: ClassVar[bool] = True
+    """False if config.json and the family have all settings."""
     only: ClassVar[Mapping[str, tuple]] = ONLY
     """Settings that are only implemented for these values."""
     without_effect: ClassVar[Collection[str]] = WITHOUT_EFFECT

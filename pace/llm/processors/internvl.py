@@ -1,4 +1,5 @@
-"""Images of InternVL: `GotOcr2ImageProcessor` of transformers, as `InternVLProcessor` uses it.
+"""Images of InternVL: `GotOcr2ImageProcessor` of transformers, as `InternVLProcessor` uses it. Checkpoints of
+InternVLChatModel have their settings in config.json.
 
 An image is stretched to the grid of square tiles whose shape is nearest to its own. The tiles are followed by the whole
 image, stretched to one tile, unless the grid is a single tile."""
@@ -7,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from pace.llm.models.model_config import count
-from pace.llm.models.towers.internvl import InternVLVisionConfig
+from pace.llm.models.towers.internvl_config import MAX_SIDE, MAX_TILES, ChatFields, read_internvl_vision
 from pace.llm.processors.image_processor import (
     ONLY,
     WITHOUT_EFFECT,
@@ -26,11 +27,6 @@ from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.patches import cut_tiles, normalised, resize
 from pace.naming import counted
-
-MAX_TILES = 256
-"""Maximum of `max_patches`. Published are 12; llama.cpp has at most 40."""
-MAX_SIDE = 4096
-"""Maximum side of a tile in pixels."""
 
 Grid = tuple[int, int]
 """Columns and rows of tiles."""
@@ -54,16 +50,18 @@ class InternVLImageProcessor(ImageProcessor):
     """Tiles of an image, without that of the whole image."""
     image_mean: tuple[float, ...] = channels((0.48145466, 0.4578275, 0.40821073), -1e6)
     image_std: tuple[float, ...] = channels((0.26862954, 0.26130258, 0.27577711), 1e-6)
+    use_thumbnail: bool = True
+    """True if several tiles are followed by one of the whole image."""
     tokens_per_tile: int = 256
     tile_patches: int = 32
     """Patches on a side of a tile."""
 
-    def for_model(self, config: dict[str, Any]) -> InternVLImageProcessor:
+    def for_model(self, config: dict[str, Any]) -> Self:
         """Returns this processor with the tokens and patches of a tile. Raises ValueError for tiles that the tower of
         config.json cannot take."""
         if not isinstance(config.get("vision_config"), dict):
             return self
-        vision = InternVLVisionConfig.of(config)
+        vision = read_internvl_vision(config)
         patches = self.size // vision.patch_size
         if not patches or patches % vision.merge:
             raise ValueError(
@@ -85,7 +83,7 @@ class InternVLImageProcessor(ImageProcessor):
         digest = digest_of(repr((self, image.size, grid)), image.tobytes())
         pixels = resize(image, rows * tile, columns * tile, self.resample)
         tiles = list(cut_tiles(pixels, tile))
-        if len(tiles) > 1:
+        if len(tiles) > 1 and self.use_thumbnail:
             tiles.append(resize(image, tile, tile, self.resample))
         return Media(
             kind=self.kind,
@@ -97,7 +95,9 @@ class InternVLImageProcessor(ImageProcessor):
 
     def layout(self, source: Any, max_tokens: int | None = None) -> Layout:
         """The tokens of all tiles, between the beginning and the end of an image."""
-        num_tokens = num_tiles(self.grid(*image_size(source), max_tokens)) * self.tokens_per_tile
+        columns, rows = self.grid(*image_size(source), max_tokens)
+        num_tiles = columns * rows + (columns * rows > 1 and self.use_thumbnail)
+        num_tokens = num_tiles * self.tokens_per_tile
         return Layout(f"<img>{self.token * num_tokens}</img>", (num_tokens,))
 
     def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
@@ -114,14 +114,30 @@ class InternVLImageProcessor(ImageProcessor):
                 f"an image needs at least {counted(self.tokens_per_tile, 'token')}, those of a tile, but may only have "
                 f"{counted(limit, 'token')}"
             )
-        lowest, highest = (min(bound, max(1, allowed - 1)) for bound in (self.min_patches, self.max_patches))
+        most = max(1, allowed - self.use_thumbnail)
+        lowest, highest = min(self.min_patches, most), min(self.max_patches, most)
         return nearest_grid(height, width, self.size, lowest, highest)
 
 
-def num_tiles(grid: Grid) -> int:
-    """Number of tiles, that of the whole image included."""
-    columns, rows = grid
-    return columns * rows + (columns * rows > 1)
+@dataclass(frozen=True, kw_only=True)
+class InternVLChatImageProcessor(InternVLImageProcessor):
+    """Processor of InternVLChatModel. As its own code does, it reads no file of settings. Sizes and numbers of tiles
+    are in config.json, and the statistics are those of ImageNet."""
+
+    needs_settings: ClassVar[bool] = False
+
+    image_mean: tuple[float, ...] = channels((0.485, 0.456, 0.406), -1e6)
+    image_std: tuple[float, ...] = channels((0.229, 0.224, 0.225), 1e-6)
+
+    def for_model(self, config: dict[str, Any]) -> Self:
+        if not isinstance(config.get("vision_config"), dict):
+            return self
+        fields = ChatFields.read(config)
+        size = fields.force_image_size or read_internvl_vision(config).image_size
+        lowest, highest = fields.min_dynamic_patch, fields.max_dynamic_patch
+        lowest, highest = (lowest, highest) if fields.dynamic_image_size else (1, 1)
+        tiled = replace(self, size=size, min_patches=lowest, max_patches=highest, use_thumbnail=fields.use_thumbnail)
+        return super(InternVLChatImageProcessor, tiled).for_model(config)
 
 
 def nearest_grid(height: int, width: int, tile: int, lowest: int, highest: int) -> Grid:

@@ -121,7 +121,7 @@ class PromptEncoder:
         self.processors = taken
         """The processor of each kind of media that is taken."""
         self.max_image_tokens = max_image_tokens
-        self._ids = {kind: _id_of(one.token, tokenizer) for kind, one in processors.of_kind.items()}
+        self._ids = {kind: id_of(one.token, tokenizer) for kind, one in processors.of_kind.items()}
 
     def encode(self, text: str, parts: Sequence[MediaPart], tokenizer: Any, add_special_tokens: bool = True) -> Prompt:
         """Returns the tokens of a text, with the marker of each medium expanded. Sizes come from headers: nothing is
@@ -168,7 +168,8 @@ NO_MEDIA = PromptEncoder()
 """The encoder of a model for text."""
 
 
-def _id_of(token: str, tokenizer: Any) -> int:
+def id_of(token: str, tokenizer: Any) -> int:
+    """The id of a placeholder. Raises ValueError for a tokenizer without it."""
     number = None if tokenizer is None else tokenizer.convert_tokens_to_ids(token)
     if number is None or number == getattr(tokenizer, "unk_token_id", None):
         raise ValueError(f"the tokenizer has no token {token}, the placeholder of this model's images or sound")

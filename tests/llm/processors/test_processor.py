@@ -150,6 +150,7 @@ def test_the_processors_of_a_model_give_the_arrays_of_transformers():
     ("kind", "architecture"),
     [("Gemma3", "Gemma3"), ("Gemma4", "Gemma4"), ("Idefics3", "Idefics3"), ("SmolVLM", "SmolVLM"),
      ("GotOcr2", "InternVL"), ("CLIP", "Llava"), ("Llava", "Llava"), ("Siglip", "Llava"), ("Pixtral", "Mistral3"),
+     ("LlavaNext", "LlavaNext"), ("LlavaOnevision", "LlavaOnevision"),
      ("PaddleOCRVL", "PaddleOCRVL"), ("Qwen2VL", "Qwen3_5")],
 )  # fmt: skip
 def test_names_of_all_backends_of_transformers_are_read(kind, architecture):

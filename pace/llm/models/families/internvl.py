@@ -1,5 +1,5 @@
-"""InternVL 3 and 3.5 as transformers converts them (`-hf`): a text model of one of several kinds, which also takes the
-rows of images."""
+"""InternVL as transformers converts it (`-hf`): a text model of one of several kinds, which also takes the rows of
+images. Models as published are read as these (`families/internvl_chat.py`)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3Config, Qwen3ForCausalLM
 from pace.llm.models.families.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
-from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, class_of_text, read_token_id
-from pace.llm.models.towers.internvl import InternVLTower, InternVLVisionConfig
+from pace.llm.models.takes_media import UNKNOWN_ID, TakesMedia, TakesMediaConfig, class_of_text, read_token_id
+from pace.llm.models.towers.internvl import InternVLTower
+from pace.llm.models.towers.internvl_config import ChatFields, InternVLVisionConfig, read_internvl_vision
 from pace.ops.protocol import Ops
 
 IMAGE_TOKEN_ID = 151667
@@ -31,8 +32,9 @@ class OfInternVLConfig(TakesMediaConfig):
 
     beside_text: ClassVar[frozenset[str]] = frozenset(
         """vision_config image_token_id image_seq_length downsample_ratio projector_hidden_act vision_feature_layer
-        vision_feature_select_strategy""".split()
-    )
+        vision_feature_select_strategy image_fold pad2square select_layer system_message template use_backbone_lora
+        use_llm_lora""".split()
+    ) | {field.name for field in dataclasses.fields(ChatFields)}
 
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
@@ -41,8 +43,9 @@ class OfInternVLConfig(TakesMediaConfig):
         return fields | {"tie_word_embeddings": raw.get("tie_word_embeddings", True)}
 
     def read_media(self, raw: dict[str, Any]) -> Any:
-        vision, placeholder = InternVLVisionConfig.of(raw), read_token_id(raw, ("image_token_id",), IMAGE_TOKEN_ID)
-        return dataclasses.replace(self, vision=vision, image_token_id=placeholder)
+        vision = read_internvl_vision(raw)
+        default = UNKNOWN_ID if vision.joined_qkv else IMAGE_TOKEN_ID
+        return dataclasses.replace(self, vision=vision, image_token_id=read_token_id(raw, ("image_token_id",), default))
 
 
 class OfInternVL(TakesMedia):
@@ -56,8 +59,27 @@ class OfInternVL(TakesMedia):
         "model.vision_tower.": "vision_tower.",
         "model.multi_modal_projector.": "vision_tower.projector.",
         "multi_modal_projector.": "vision_tower.projector.",
+        "mlp1.0.": "vision_tower.projector.layer_norm.",
+        "mlp1.1.": "vision_tower.projector.linear_1.",
+        "mlp1.3.": "vision_tower.projector.linear_2.",
+        "vision_model.": "vision_tower.",
     }
-    other_parts = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+    other_names: ClassVar[dict[str, str]] = {
+        r"^(vision_tower\.embeddings)\.class_embedding$": r"\1.cls_token",
+        r"^(vision_tower\.embeddings\.position_embedding)$": r"\1s",
+        r"^(vision_tower\.embeddings)\.patch_embedding\.": r"\1.patch_embeddings.projection.",
+        r"^(vision_tower\.encoder)\.layers\.": r"\1.layer.",
+        r"^(vision_tower\.encoder\.layer\.\d+)\.attn\.proj\.": r"\1.attention.projection_layer.",
+        r"^(vision_tower\.encoder\.layer\.\d+)\.attn\.": r"\1.attention.",
+        r"^(vision_tower\.encoder\.layer\.\d+)\.norm1\.": r"\1.layernorm_before.",
+        r"^(vision_tower\.encoder\.layer\.\d+)\.norm2\.": r"\1.layernorm_after.",
+        r"^(vision_tower\.encoder\.layer\.\d+)\.ls([12])$": r"\1.lambda_\2",
+    }
+    """Names in checkpoints of InternVLChatModel, and those of transformers."""
+    other_parts = (
+        *("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+        *("vision_model.", "mlp1."),
+    )
 
     def __init__(self, config: Any, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)

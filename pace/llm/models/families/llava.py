@@ -4,12 +4,14 @@ and others SigLIP."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families.gemma import GemmaConfig, GemmaForCausalLM
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mistral import MistralConfig, MistralForCausalLM
 from pace.llm.models.families.phi3 import Phi3Config, Phi3ForCausalLM
@@ -31,14 +33,17 @@ TOWERS: dict[str, tuple[type[SiglipVisionConfig], type[LlavaTower | LlavaPixtral
 """model_type of the tower -> its config and class."""
 
 
-def read_llava_vision(raw: dict[str, Any]) -> SiglipVisionConfig:
-    """Reads `vision_config`. Raises ValueError or NotImplementedError that names the field."""
+def read_llava_vision(
+    raw: dict[str, Any], towers: Collection[str] = TOWERS.keys(), family: str = "Llava"
+) -> SiglipVisionConfig:
+    """Reads `vision_config`. Raises ValueError or NotImplementedError that names the field, also for a tower that is
+    none of `towers`."""
     fields = raw["vision_config"]
     kind = fields.get("model_type", "clip_vision_model") if isinstance(fields, dict) else "clip_vision_model"
-    if str(kind) not in TOWERS:
+    if str(kind) not in towers:
         raise NotImplementedError(
-            f"config.json: vision_config.model_type = {shown(kind)} is not implemented for Llava; implemented: "
-            f"{', '.join(TOWERS)}"
+            f"config.json: vision_config.model_type = {shown(kind)} is not implemented for {family}; implemented: "
+            f"{', '.join(towers)}"
         )
     return TOWERS[str(kind)][0].read(fields)
 
@@ -51,7 +56,7 @@ class TakesImagesConfig(TakesMediaConfig):
     projector: ProjectorConfig | None = None
 
     beside_text: ClassVar[frozenset[str]] = frozenset(
-        {"image_seq_length", "image_token_id", "image_token_index", "multimodal_projector_bias",
+        {"ignore_index", "image_seq_length", "image_token_id", "image_token_index", "multimodal_projector_bias",
          "projector_hidden_act", "vision_config", "vision_feature_layer", "vision_feature_select_strategy"}
     )  # fmt: skip
 
@@ -102,6 +107,15 @@ class LlavaForConditionalGeneration(TakesImages, LlamaForCausalLM):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LlavaOfGemmaConfig(TakesImagesConfig, GemmaConfig):
+    pass
+
+
+class LlavaOfGemma(TakesImages, GemmaForCausalLM):
+    Config = LlavaOfGemmaConfig
+
+
+@dataclass(frozen=True, kw_only=True)
 class LlavaOfMistralConfig(TakesImagesConfig, MistralConfig):
     pass
 
@@ -139,6 +153,7 @@ class LlavaOfQwen3(TakesImages, Qwen3ForCausalLM):
 
 OF_TEXT: dict[str, type[BaseModelForCausalLM]] = {
     "llama": LlavaForConditionalGeneration,
+    "gemma": LlavaOfGemma,
     "mistral": LlavaOfMistral,
     "phi3": LlavaOfPhi3,
     "qwen2": LlavaOfQwen2,

@@ -1,24 +1,16 @@
-"""Ministral 3 and Devstral 2: Mistral with queries that grow with the position. Mistral 3 checkpoints also take images:
-Mistral Small 3.1 and 3.2, Magistral, Ministral 3."""
+"""Ministral 3 and Devstral 2: Mistral with queries that grow with the position."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
-
-import torch
 
 from pace.llm.layers import Attention, RopeConfig, Rotary, Temperature
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mistral import MistralConfig
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, number, token_ids
 from pace.llm.models.rope_config import RopeReader, read_rope
-from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id
-from pace.llm.models.towers.pixtral import Mistral3Tower, PixtralVisionConfig
-from pace.llm.models.towers.projector import OTHER_PARTS, TEXT_PREFIXES, Mistral3ProjectorConfig, ProjectorConfig
 from pace.naming import shown
-from pace.ops.protocol import Ops
 
 SCALE, PERIOD = "llama_4_scaling_beta", "original_max_position_embeddings"
 """Fields of the rotation that say how queries grow."""
@@ -97,57 +89,3 @@ class Ministral3ForCausalLM(LlamaForCausalLM):
         if self.config.temperature_scale != 0.0:
             attention.temperature = self.rotaries[-1]
         return attention
-
-
-# ------------------------------------------------------------------------------------------------------------
-# with images
-
-MISTRAL = {field.name: field.default for field in dataclasses.fields(MistralConfig) if "read" in field.metadata}
-"""The defaults of a text part of Mistral, which Mistral 3 may have in place of Ministral 3."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mistral3Config(TakesMediaConfig, Ministral3Config):
-    vision: PixtralVisionConfig | None = None
-    projector: ProjectorConfig | None = None
-
-    beside_text: ClassVar[frozenset[str]] = frozenset(
-        {"vision_config", "image_token_id", "image_token_index", "multimodal_projector_bias", "projector_hidden_act",
-         "spatial_merge_size", "vision_feature_layer"}
-    )  # fmt: skip
-
-    @classmethod
-    def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        fields, text = super().text_part(raw), raw.get("text_config")
-        if text is None:
-            return fields
-        kind = text.get("model_type", "mistral")
-        if kind not in ("mistral", "ministral3"):
-            raise NotImplementedError(
-                f"config.json: text_config.model_type = {shown(kind)} is not implemented for Mistral3; implemented: "
-                "mistral, ministral3"
-            )
-        fields = {"tie_word_embeddings": True} | fields
-        if kind == "ministral3":
-            return fields
-        source, rope = rope_of(fields | {"rope_parameters": fields.get("rope_parameters") or {}})
-        return MISTRAL | fields | {source: without_scale(rope)}
-
-    def read_media(self, raw: dict[str, Any]) -> Any:
-        vision = PixtralVisionConfig.read(raw["vision_config"])
-        projector = Mistral3ProjectorConfig.read(raw).between(vision, self)
-        placeholder = read_token_id(raw, ("image_token_index", "image_token_id"), 10)
-        return dataclasses.replace(self, vision=vision, projector=projector, image_token_id=placeholder)
-
-
-class Mistral3ForConditionalGeneration(TakesMedia, Ministral3ForCausalLM):
-    """Mistral 3: the tower of Pixtral, and a text model of Mistral or Ministral 3."""
-
-    Config = Mistral3Config
-    text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES
-    other_parts = OTHER_PARTS
-
-    def __init__(self, config: Mistral3Config, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        if config.vision is not None and config.projector is not None:
-            self.towers = [Mistral3Tower(config.vision, config.projector, config.image_token_id)]

@@ -71,10 +71,11 @@ class LlavaTower(SquareTower):
         return num_llava_tokens(self.config, self.projector)
 
     def positions_of(self, media: Media) -> Tensor:
-        return self.positions.values.view(-1, self.config.hidden_size)[self.num_first :]
+        return self.positions.values.view(-1, self.config.hidden_size)[self.num_first :].repeat(media.grid[0], 1)
 
     def project(self, x: Tensor, media: Media, run: RunSlice) -> Tensor:
-        return run(self.mlp, rows_batch(x[len(x) - self.num_tokens() :]), ())
+        tiles = x.unflatten(0, (media.grid[0], -1))
+        return run(self.mlp, rows_batch(tiles[:, tiles.shape[1] - self.num_tokens() :].flatten(0, 1)), ())
 
 
 class LlavaClipTower(LlavaTower):
@@ -93,7 +94,9 @@ class LlavaClipTower(LlavaTower):
 
     def enter(self, x: Tensor, media: Media, run: RunSlice) -> Tensor:
         first = self.first.values + self.positions.values[: self.config.hidden_size]
-        return run(self.norm, rows_batch(torch.cat([first[None], x])), ())
+        tiles = x.unflatten(0, (media.grid[0], -1))
+        x = torch.cat([first.expand(len(tiles), 1, -1), tiles], 1).flatten(0, 1)
+        return run(self.norm, rows_batch(x), ())
 
 
 def num_llava_tokens(config: SiglipVisionConfig, projector: ProjectorConfig) -> int:

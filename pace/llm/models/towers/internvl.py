@@ -6,8 +6,7 @@ Source: `modeling_internvl.py` of transformers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +21,12 @@ from pace.llm.layers import (
     NoHeadNorm,
     NoRotary,
     PlainMLP,
-    RMSNorm,
     TensorSource,
     Vectors,
     WholeNorm,
 )
-from pace.llm.models.model_config import MAX_LAYERS, activation, choice, count, flag, read_activation
 from pace.llm.models.towers.image_tower import ImageTower
+from pace.llm.models.towers.internvl_config import HEAD_NORM_EPS, InternVLVisionConfig
 from pace.llm.models.towers.parts import (
     PatchEmbedding,
     RowMLP,
@@ -38,64 +36,11 @@ from pace.llm.models.towers.parts import (
     join_patches,
     resized_table,
 )
-from pace.llm.models.towers.siglip import MAX_SIZE, SiglipVisionConfig, side
 from pace.llm.models.towers.tower import RunSlice, rows_batch
 from pace.media.media import Media, digest_of
-from pace.naming import shown
 
-HEAD_NORM_EPS = 1e-6
 PROJECTOR_EPS = 1e-5
-"""Added to the variance in the norms of queries and keys, and in that of the projector; not in the config."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class InternVLVisionConfig(SiglipVisionConfig):
-    """Fields of `vision_config`, and those about the tower outside of it."""
-
-    model_types: ClassVar[tuple[str, ...]] = ("internvl_vision",)
-    without_effect: ClassVar[frozenset[str]] = frozenset(
-        {"initializer_factor", "layer_scale_init_value", "use_mask_token"}
-    )
-
-    hidden_size: int = count(1024, MAX_SIZE)
-    intermediate_size: int = count(4096)
-    num_hidden_layers: int = count(24, MAX_LAYERS)
-    num_attention_heads: int = count(16)
-    image_size: int = side(448, MAX_SIZE)
-    patch_size: int = side(14, 512)
-    hidden_act: str = activation("gelu")
-    attention_bias: bool = flag(False)
-    use_qk_norm: bool = flag(False)
-    norm_type: str = choice("layer_norm", ("layer_norm", "rms_norm"))
-    use_absolute_position_embeddings: bool = flag(True)
-    use_mean_pooling: bool = flag(True)
-    """False if a norm follows the last block."""
-    merge: int = 2
-    """Side of the square of patches that becomes one row."""
-    projector_act: str = "gelu"
-
-    @classmethod
-    def of(cls, raw: Mapping[str, Any]) -> InternVLVisionConfig:
-        """Reads a config.json. Raises ValueError or NotImplementedError for a field that is wrong, or that the tower
-        does not implement."""
-        for name, only in (("vision_feature_layer", -1), ("vision_feature_select_strategy", "default")):
-            if raw.get(name, only) != only:
-                raise NotImplementedError(
-                    f"config.json: {name} = {shown(raw[name])} is not implemented; implemented: {shown(only)}"
-                )
-        ratio, name = raw.get("downsample_ratio", 0.5), raw.get("projector_hidden_act", "gelu")
-        if type(ratio) not in (int, float) or not 0 < ratio <= 1 or 1 / ratio % 1:
-            raise ValueError(f"config.json: downsample_ratio must be 1 / n for a whole number n; got {shown(ratio)}")
-        try:
-            act = read_activation(name)
-        except (ValueError, NotImplementedError) as error:
-            raise type(error)(f"config.json: projector_hidden_act: {error}; got {shown(name)}") from None
-        return replace(cls.read(raw.get("vision_config")), merge=int(1 / ratio), projector_act=act)
-
-    def norm(self, name: str) -> LayerNorm | RMSNorm:
-        """Makes the norm of a branch."""
-        kind = RMSNorm if self.norm_type == "rms_norm" else LayerNorm
-        return kind(name, self.hidden_size, self.layer_norm_eps)
+"""Added to the variance in the projector's norm; not in the config."""
 
 
 class InternVLTower(ImageTower):
@@ -158,7 +103,12 @@ class InternVLTower(ImageTower):
         x = x.unflatten(0, (media.grid[0], -1))[:, 1:].flatten(0, 1)
         if self.norm is not None:
             x = run(self.norm, rows_batch(x), ())
-        return run(self.projector, rows_batch(join_patches(x, media.grid, self.config.merge)), ())
+        joined = join_patches(x, media.grid, self.config.merge)
+        if self.config.transposed:
+            tiles, rows, columns = media.grid
+            joined = joined.view(tiles, rows // self.config.merge, columns // self.config.merge, -1).transpose(1, 2)
+            joined = joined.flatten(0, 2)
+        return run(self.projector, rows_batch(joined), ())
 
     # -- inputs
 
@@ -197,10 +147,11 @@ def make_block(name: str, config: InternVLVisionConfig) -> Block:
         WholeNorm(f"{attention}.{part}_norm", size, HEAD_NORM_EPS) if config.use_qk_norm else NoHeadNorm()
         for part in "qk"
     ]
+    apart = {f"{attention}.{part}_proj": size for part in "qkv"}
     return Block(
         config.norm(f"{name}.layernorm_before"),
         Attention(
-            Linear({f"{attention}.{part}_proj": size for part in "qkv"}, size, config.attention_bias),
+            Linear({f"{attention}.qkv": 3 * size} if config.joined_qkv else apart, size, config.attention_bias),
             Linear({f"{attention}.projection_layer": size}, size, True),
             config.num_attention_heads,
             config.cache,

@@ -70,6 +70,10 @@ CASES = {
         PIXTRAL | {"hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
         {"spatial_merge_size": 3, "multimodal_projector_bias": True, "vision_feature_layer": [-2]},
     ),
+    "mistral3 llama": Case(
+        "mistral3", {"model_type": "llama"}, PIXTRAL, {"spatial_merge_size": 1, "tie_word_embeddings": False}
+    ),
+    "mistral3 qwen2": Case("mistral3", {"model_type": "qwen2"}, PIXTRAL, {"spatial_merge_size": 2}),
     "pixtral": Case(
         "llava", {"model_type": "mistral", "sliding_window": 9}, PIXTRAL | {"num_attention_heads": 4},
         FULL | {"vision_feature_layer": -1},
@@ -80,6 +84,8 @@ CASES = {
         "llava", {"model_type": "mistral"}, CLIP,
         FULL | {"vision_feature_layer": [1, -1], "multimodal_projector_bias": False, "projector_hidden_act": "relu"},
     ),
+    "gemma": Case("llava", {"model_type": "gemma"}, CLIP),
+    "gemma tied": Case("llava", {"model_type": "gemma"}, SIGLIP, FULL | {"tie_word_embeddings": True}),
     "siglip": Case("llava", {"model_type": "qwen2"}, SIGLIP, FULL | {"vision_feature_layer": -1}),
     "siglip qwen3": Case("llava", {"model_type": "qwen3"}, SIGLIP),
     "phi3": Case("llava", {"model_type": "phi3", "num_key_value_heads": 4}, CLIP, {"vision_feature_layer": -4}),
@@ -112,6 +118,7 @@ def rename(folder: Path, published: bool) -> None:
         "lm_head.": "language_model.lm_head.",
         "model.vision_tower.": "vision_tower.",
         "model.multi_modal_projector.": "multi_modal_projector.",
+        "model.image_newline": "image_newline",
     }
     has_inner = any("vision_model." in name or "class_embedding" in name for name in load_file(path))
 

@@ -1,0 +1,108 @@
+"""Mistral 3, which takes images: Mistral Small 3.1 and 3.2, Magistral, Ministral 3. The tower is Pixtral's, and the
+text model is of one of several kinds."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
+from pace.llm.models.families.ministral3 import Ministral3Config, Ministral3ForCausalLM, rope_of, without_scale
+from pace.llm.models.families.mistral import MistralConfig
+from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, class_of_text, read_token_id
+from pace.llm.models.towers.pixtral import Mistral3Tower, PixtralVisionConfig
+from pace.llm.models.towers.projector import OTHER_PARTS, TEXT_PREFIXES, Mistral3ProjectorConfig, ProjectorConfig
+from pace.ops.protocol import Ops
+
+MISTRAL = {field.name: field.default for field in dataclasses.fields(MistralConfig) if "read" in field.metadata}
+"""The defaults of a text part of Mistral, which Mistral 3 may have in place of Ministral 3."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfMistral3Config(TakesMediaConfig):
+    """Fields about images, in addition to those of the text model."""
+
+    vision: PixtralVisionConfig | None = None
+    projector: ProjectorConfig | None = None
+
+    beside_text: ClassVar[frozenset[str]] = frozenset(
+        {"vision_config", "image_token_id", "image_token_index", "multimodal_projector_bias", "projector_hidden_act",
+         "spatial_merge_size", "vision_feature_layer"}
+    )  # fmt: skip
+
+    @classmethod
+    def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """The text's fields. The head is tied by default if there is a text part."""
+        fields = super().text_part(raw)  # type: ignore[misc]  # a mixin
+        return fields if raw.get("text_config") is None else {"tie_word_embeddings": True} | fields
+
+    def read_media(self, raw: dict[str, Any]) -> Any:
+        vision = PixtralVisionConfig.read(raw["vision_config"])
+        projector = Mistral3ProjectorConfig.read(raw).between(vision, self)
+        placeholder = read_token_id(raw, ("image_token_index", "image_token_id"), 10)
+        return dataclasses.replace(self, vision=vision, projector=projector, image_token_id=placeholder)
+
+
+class OfMistral3(TakesMedia):
+    """A text model with the tower of Pixtral."""
+
+    text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES
+    other_parts = OTHER_PARTS
+
+    def __init__(self, config: Any, dtype: torch.dtype, ops: Ops):
+        super().__init__(config, dtype, ops)
+        if config.vision is not None:
+            self.towers = [Mistral3Tower(config.vision, config.projector, config.image_token_id)]
+
+    @classmethod
+    def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
+        return class_of_text(raw, OF_TEXT, "Mistral3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistral3Config(OfMistral3Config, Ministral3Config):
+    @classmethod
+    def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        fields, text = super().text_part(raw), raw.get("text_config")
+        if text is None or text.get("model_type") == "ministral3":
+            return fields
+        source, rope = rope_of(fields | {"rope_parameters": fields.get("rope_parameters") or {}})
+        return MISTRAL | fields | {source: without_scale(rope)}
+
+
+class Mistral3ForConditionalGeneration(OfMistral3, Ministral3ForCausalLM):
+    """The text model is Mistral or Ministral 3."""
+
+    Config = Mistral3Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistral3OfLlamaConfig(OfMistral3Config, LlamaConfig):
+    pass
+
+
+class Mistral3OfLlama(OfMistral3, LlamaForCausalLM):
+    Config = Mistral3OfLlamaConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistral3OfQwen2Config(OfMistral3Config, Qwen2Config):
+    pass
+
+
+class Mistral3OfQwen2(OfMistral3, Qwen2ForCausalLM):
+    Config = Mistral3OfQwen2Config
+
+
+OF_TEXT: dict[str, type[BaseModelForCausalLM]] = {
+    "mistral": Mistral3ForConditionalGeneration,
+    "ministral3": Mistral3ForConditionalGeneration,
+    "llama": Mistral3OfLlama,
+    "qwen2": Mistral3OfQwen2,
+}
+"""model_type of the text -> class. The first one is the default."""
