@@ -64,6 +64,7 @@ OTHER_KEYS = {
     *("n_deepstack_layers", "vocab_size", "tensor_data_layout"),
     *("pooling_type", "classifier.pooling_type", "classifier.output_labels", "hidden_activation"),
     *(f"{dense}_feat_{end}" for dense in DENSE for end in ("in", "out")),
+    "target_layers",
 }
 """Further keys that are read, or that change nothing."""
 KEYED_FIELDS = (CONFIG_KEYS, PER_LAYER_KEYS, *(architecture.keys for architecture in ARCHITECTURES))
@@ -107,6 +108,8 @@ def read_config(
     fields[architecture.layer_norms or "rms_norm_eps"] = shortest(value)
     fields["head_dim"] = _head_dim(keys, fields, architecture.latent) if architecture.attends else 0
     embedding = shapes.get(on_hub("token_embd.weight"))
+    if embedding is None and not architecture.embeds:
+        embedding = keys.read("vocab_size"), fields["hidden_size"]
     if embedding is None or len(embedding) != 2:
         raise ValueError(
             f"{metadata.path} has no matrix token_embd.weight; its tensors are damaged or not a language model's"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import logging
 
+import numpy as np
 import pytest
 import torch
 
@@ -212,6 +213,56 @@ def test_every_type_against_transformers(tmp_path, kind):
     # Nine products in sequence with independent errors. The operations between them at most double these errors, and
     # another half allows for chance.
     assert error < 2.5 * 9**0.5 * ACTIVATIONS * (2.8 / 2.3 if layout.in_super_blocks else 1)
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+FACTORS = {
+    "model.layers.0.self_attn.q_proj.weight": ("blk.0.attn_q", [0.37]),
+    "model.layers.0.mlp.experts.up_proj.weight": ("blk.0.ffn_up_exps", [1.3]),
+    "model.layers.1.mlp.experts.down_proj.weight": ("blk.1.ffn_down_exps", [0.5, 1.7, 0.03, 2.9]),
+    "lm_head.weight": ("output", [3.1]),
+}
+
+
+def test_the_factors_of_nvfp4(tmp_path):
+    """A number multiplies each matrix. Packing rounds the product of scale and number to 11 bits."""
+
+    def add(writer):
+        for name, numbers in FACTORS.values():
+            writer.add_tensor(f"{name}.scale", np.array(numbers, np.float32))
+            writer.add_tensor(f"{name}.input_scale", np.array([7], np.float32))
+
+    save_tiny(tmp_path / "hub", "qwen3_moe", WIDE | EXPERTS)
+    write_gguf(tmp_path / "hub", tmp_path / "plain.gguf", "NVFP4")
+    write_gguf(tmp_path / "hub", tmp_path / "scaled.gguf", "NVFP4", add)
+    with GgufCheckpoint(tmp_path / "plain.gguf") as plain, GgufCheckpoint(tmp_path / "scaled.gguf") as scaled:
+        assert plain.tensors == scaled.tensors
+        for name in plain.tensors.keys() - FACTORS.keys():
+            assert torch.equal(*(values(reader.read(name)) for reader in (plain, scaled)))
+        for name, (_, numbers) in FACTORS.items():
+            of_rows = torch.tensor(numbers).repeat_interleave(plain._tensor(name).num_rows // len(numbers))[:, None]
+            for some in (slice(0, None), slice(60, 70)):
+                expected = of_rows[some] * plain.read(name, some.start, some.stop).dequantize()
+                torch.testing.assert_close(scaled.read(name, some.start, some.stop).dequantize(), expected)
+    exact, packed = load(tmp_path / "scaled.gguf", backend="torch"), load(tmp_path / "scaled.gguf")
+    for one, other in zip(exact.matrices(), packed.matrices(), strict=True):
+        ours, theirs = packed.ops.unpack(other.weight), exact.ops.unpack(one.weight)
+        assert ((ours - theirs).abs() <= 2.0**-11 * theirs.abs()).all()
+
+
+def test_damaged_factors_of_nvfp4(tmp_path):
+    save_tiny(tmp_path / "hub", "qwen3_moe", WIDE | EXPERTS)
+    for numbers, message in (([1, 2], "one number for each matrix"), ([1, 2, np.nan, 4], "NaN or infinite")):
+        stored = np.array(numbers, np.float32)
+        write_gguf(
+            tmp_path / "hub", tmp_path / "x.gguf", "NVFP4", lambda writer: writer.add_tensor("blk.0.ffn_up_exps.scale", stored)
+        )
+        with pytest.raises(ValueError, match=f"blk.0.ffn_up_exps.scale.*{message}"):
+            load(tmp_path / "x.gguf")
+
+
+def values(rows):
+    return rows if isinstance(rows, torch.Tensor) else rows.dequantize()
 
 
 MIXTURES = {

@@ -7,13 +7,23 @@ from collections.abc import Collection
 from pace.checkpoints.gguf.architectures.architecture import Architecture
 from pace.checkpoints.gguf.architectures.biased_mixtures import BIASED_MIXTURES
 from pace.checkpoints.gguf.architectures.dense import DENSE
+from pace.checkpoints.gguf.architectures.drafters import DRAFTERS
 from pace.checkpoints.gguf.architectures.encoders import ENCODERS
 from pace.checkpoints.gguf.architectures.gemma4 import GEMMA_4
 from pace.checkpoints.gguf.architectures.hybrids import HYBRIDS
 from pace.checkpoints.gguf.architectures.mixtures import MIXTURES
 from pace.checkpoints.gguf.architectures.older import OLDER
 
-ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, GEMMA_4, *OLDER, *MIXTURES, *BIASED_MIXTURES, *HYBRIDS, *ENCODERS)
+ARCHITECTURES: tuple[Architecture, ...] = (
+    *DENSE,
+    GEMMA_4,
+    *OLDER,
+    *MIXTURES,
+    *BIASED_MIXTURES,
+    *HYBRIDS,
+    *DRAFTERS,
+    *ENCODERS,
+)
 
 
 def find_architecture(name: str, sources: Collection[str]) -> Architecture | None:
