@@ -50,7 +50,7 @@ OTHER_KEYS = {
     *("attention.sliding_window", "attention.sliding_window_pattern", "attention.shared_kv_layers"),
     *("attention.key_length_swa", "attention.value_length_swa"),
     "embedding_length_per_layer_input",
-    *("attention.rope_pattern", "attention.temperature_scale"),
+    *("attention.rope_pattern", "attention.temperature_scale", "attention.temperature_length"),
     *("expert_shared_feed_forward_length", "expert_gating_func", "nextn_predict_layers"),
     *("rope.dimension_count", "rope.dimension_count_swa", "rope.freq_base", "rope.freq_base_swa"),
     "rope.scale_linear",

@@ -28,6 +28,7 @@ from pace.llm.layers.norm import (
     NoHeadNorm,
     NoNorm,
     RMSNorm,
+    SharedHeadLayerNorm,
     UnitNorm,
     WholeNorm,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "ScaledMLP",
     "ScaledVectors",
     "SharedAttention",
+    "SharedHeadLayerNorm",
     "ShortConvolution",
     "SplitLMHead",
     "WeightTarget",

@@ -66,6 +66,8 @@ class WeightTarget:
     """The rows that belong here; None for all."""
     transposed: bool = False
     """True if the tensor is `[..., K, n]`: its rows here are the n columns of each matrix."""
+    matrices: int = 1
+    """Number of matrices in the rows of a transposed tensor `[matrices * K, n]`."""
     is_vector: bool = False
     joined: bool = False
     """True if all dimensions of the tensor but the first are one row, as in a convolution over patches."""
@@ -79,7 +81,9 @@ class WeightTarget:
             return self.shape[0]
         if self.is_vector:
             return math.prod(self.shape)
-        return math.prod(self.shape[:-1]) if not self.transposed else math.prod(self.shape[:-2]) * self.shape[-1]
+        if self.transposed:
+            return math.prod(self.shape[:-2]) * self.matrices * self.shape[-1]
+        return math.prod(self.shape[:-1])
 
     @property
     def is_turned(self) -> bool:
@@ -124,6 +128,8 @@ class TensorSource:
     """Name of the tensor with an element for each row; None for the part's name with ".bias"."""
     transposed: bool = False
     joined: bool = False
+    matrices: int = 1
+    """As in `WeightTarget`."""
 
     @property
     def num_rows(self) -> int:
@@ -149,6 +155,7 @@ class TensorSource:
                     lambda piece, start, row=row: fill(piece, row + start),
                     rows,
                     self.transposed,
+                    self.matrices,
                     is_vector,
                     self.joined and not is_vector,
                 )

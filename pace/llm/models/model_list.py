@@ -19,6 +19,7 @@ from pace.llm.models.families.codegen import CodeGenForCausalLM
 from pace.llm.models.families.cohere import Cohere2ForCausalLM, CohereForCausalLM
 from pace.llm.models.families.cohere2_moe import Cohere2MoeForCausalLM
 from pace.llm.models.families.cwm import CwmForCausalLM
+from pace.llm.models.families.dbrx import DbrxForCausalLM
 from pace.llm.models.families.deepseek_v2 import DeepseekV2ForCausalLM
 from pace.llm.models.families.deepseek_v3 import DeepseekV3ForCausalLM
 from pace.llm.models.families.dots1 import Dots1ForCausalLM
@@ -69,8 +70,10 @@ from pace.llm.models.families.mellum import MellumForCausalLM
 from pace.llm.models.families.minicpm import MiniCPMForCausalLM
 from pace.llm.models.families.minicpm3 import MiniCPM3ForCausalLM
 from pace.llm.models.families.minimax_m2 import MiniMaxM2ForCausalLM
-from pace.llm.models.families.ministral3 import Ministral3ForCausalLM, Mistral3ForConditionalGeneration
+from pace.llm.models.families.ministral3 import Ministral3ForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
+from pace.llm.models.families.mistral3 import Mistral3ForConditionalGeneration
+from pace.llm.models.families.mistral4 import Mistral4ForCausalLM
 from pace.llm.models.families.mixtral import MixtralForCausalLM
 from pace.llm.models.families.mpt import MptForCausalLM
 from pace.llm.models.families.nemotron_h import NemotronHForCausalLM
@@ -79,6 +82,7 @@ from pace.llm.models.families.olmo_hybrid import OlmoHybridForCausalLM
 from pace.llm.models.families.olmoe import OlmoeForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
 from pace.llm.models.families.paddleocr_vl import PaddleOCRVLForConditionalGeneration
+from pace.llm.models.families.persimmon import PersimmonForCausalLM
 from pace.llm.models.families.phi import PhiForCausalLM
 from pace.llm.models.families.phi3 import Phi3ForCausalLM
 from pace.llm.models.families.phimoe import PhimoeForCausalLM
@@ -129,6 +133,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Cohere2MoeForCausalLM,
     CohereForCausalLM,
     CwmForCausalLM,
+    DbrxForCausalLM,
     DeepseekV2ForCausalLM,
     DeepseekV3ForCausalLM,
     Dots1ForCausalLM,
@@ -185,6 +190,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     MiniMaxM2ForCausalLM,
     Ministral3ForCausalLM,
     Mistral3ForConditionalGeneration,
+    Mistral4ForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
     MptForCausalLM,
@@ -198,6 +204,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     OlmoHybridForCausalLM,
     OPTForCausalLM,
     PaddleOCRVLForConditionalGeneration,
+    PersimmonForCausalLM,
     Phi3ForCausalLM,
     PhiForCausalLM,
     PhimoeForCausalLM,

@@ -1,59 +1,35 @@
-"""Ministral 3 and Devstral 2: Mistral with queries that grow with the position. Mistral 3 checkpoints also take images:
-Mistral Small 3.1 and 3.2, Magistral, Ministral 3."""
+"""Ministral 3 and Devstral 2: Mistral with queries that grow with the position."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
-from pace.llm.layers import Attention, RopeConfig, Rotary, Temperature
+from pace.llm.layers import Attention, LatentAttention, RopeConfig, Rotary, Temperature
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mistral import MistralConfig
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, number, token_ids
-from pace.llm.models.rope_config import RopeReader, read_rope
-from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id
-from pace.llm.models.towers.pixtral import Mistral3Tower, PixtralVisionConfig
-from pace.llm.models.towers.projector import OTHER_PARTS, TEXT_PREFIXES, Mistral3ProjectorConfig, ProjectorConfig
+from pace.llm.models.rope_config import RopeReader
 from pace.naming import shown
-from pace.ops.protocol import Ops
 
 SCALE, PERIOD = "llama_4_scaling_beta", "original_max_position_embeddings"
 """Fields of the rotation that say how queries grow."""
-PUBLISHED_ROPE = {
-    "rope_type": "yarn",
-    "rope_theta": 1e6,
-    "factor": 16.0,
-    PERIOD: 16384,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    SCALE: 0.1,
-}
-"""The rotation of a config without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ministral3Config(MistralConfig):
-    vocab_size: int = count(131072)
-    num_hidden_layers: int = count(34, MAX_LAYERS)
-    head_dim: int | None = count(128, MAX_HEAD_DIM, optional=True)
-    max_position_embeddings: int = count(262144, MAX_POSITIONS)
-    rms_norm_eps: float = number(1e-5, 0.0, 1.0)
-    sliding_window: int | None = count(None, MAX_POSITIONS, optional=True)
-    pad_token_id: int | tuple[int, ...] | None = token_ids(11)
+class GrowingQueriesConfig:
+    """How queries grow, combined with another config."""
+
     temperature_scale: float = 0.0
     """Queries are multiplied by `1 + temperature_scale * log(1 + position // temperature_period)`."""
     temperature_period: int = 1
 
-    without_effect: ClassVar[dict[str, tuple]] = {"layer_types": (None,)}
+    published_rope: ClassVar[dict[str, Any]] = {}
+    """The rotation of a config without one."""
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         values = super().derived(fields)
-        source, rope = rope_of(fields)
+        source, rope = self.rope_of(fields)
         if rope.get(SCALE) is None:
             return values
         reader = RopeReader(source, rope)
@@ -63,91 +39,70 @@ class Ministral3Config(MistralConfig):
         }
 
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        source, rope = rope_of(fields)
-        return read_rope(fields | {source: without_scale(rope)}, head_dim, self.max_position_embeddings)
+        source, rope = self.rope_of(fields)
+        return super().read_rope(fields | {source: without_scale(rope)}, head_dim)
 
+    @classmethod
+    def rope_of(cls, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Returns the name of the field with the rotation, and its contents."""
+        source = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+        rope = fields.get(source)
+        if rope is not None and not isinstance(rope, dict):
+            raise ValueError(f"config.json: {source} must be an object or null; got {shown(rope)}")
+        return source, cls.published_rope if rope is None else rope
 
-def rope_of(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the name of the field with the rotation, and its contents."""
-    source = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
-    rope = fields.get(source)
-    if rope is not None and not isinstance(rope, dict):
-        raise ValueError(f"config.json: {source} must be an object or null; got {shown(rope)}")
-    return source, PUBLISHED_ROPE if rope is None else rope
+    @property
+    def query_dim(self) -> int:
+        """Width of a query."""
+        return self.head_dim
 
 
 def without_scale(rope: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in rope.items() if name != SCALE}
 
 
-class Ministral3ForCausalLM(LlamaForCausalLM):
-    Config = Ministral3Config
+class GrowingQueries(LlamaForCausalLM):
+    """A Llama of a `GrowingQueriesConfig`."""
 
     def make_rotaries(self) -> tuple[Rotary | Temperature, ...]:
         config, rotaries = self.config, super().make_rotaries()
         if config.temperature_scale == 0.0:
             return rotaries
         tuning = Temperature(
-            config.head_dim, config.temperature_period, config.temperature_scale, table=len(rotaries), offset=0
+            config.query_dim, config.temperature_period, config.temperature_scale, table=len(rotaries), offset=0
         )
         return (*rotaries, tuning)
 
-    def make_attention(self, name: str, index: int) -> Attention:
+    def make_attention(self, name: str, index: int) -> Attention | LatentAttention:
         attention = super().make_attention(name, index)
         if self.config.temperature_scale != 0.0:
             attention.temperature = self.rotaries[-1]
         return attention
 
 
-# ------------------------------------------------------------------------------------------------------------
-# with images
-
-MISTRAL = {field.name: field.default for field in dataclasses.fields(MistralConfig) if "read" in field.metadata}
-"""The defaults of a text part of Mistral, which Mistral 3 may have in place of Ministral 3."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Mistral3Config(TakesMediaConfig, Ministral3Config):
-    vision: PixtralVisionConfig | None = None
-    projector: ProjectorConfig | None = None
+class Ministral3Config(GrowingQueriesConfig, MistralConfig):
+    vocab_size: int = count(131072)
+    num_hidden_layers: int = count(34, MAX_LAYERS)
+    head_dim: int | None = count(128, MAX_HEAD_DIM, optional=True)
+    max_position_embeddings: int = count(262144, MAX_POSITIONS)
+    rms_norm_eps: float = number(1e-5, 0.0, 1.0)
+    sliding_window: int | None = count(None, MAX_POSITIONS, optional=True)
+    pad_token_id: int | tuple[int, ...] | None = token_ids(11)
 
-    beside_text: ClassVar[frozenset[str]] = frozenset(
-        {"vision_config", "image_token_id", "image_token_index", "multimodal_projector_bias", "projector_hidden_act",
-         "spatial_merge_size", "vision_feature_layer"}
-    )  # fmt: skip
-
-    @classmethod
-    def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        fields, text = super().text_part(raw), raw.get("text_config")
-        if text is None:
-            return fields
-        kind = text.get("model_type", "mistral")
-        if kind not in ("mistral", "ministral3"):
-            raise NotImplementedError(
-                f"config.json: text_config.model_type = {shown(kind)} is not implemented for Mistral3; implemented: "
-                "mistral, ministral3"
-            )
-        fields = {"tie_word_embeddings": True} | fields
-        if kind == "ministral3":
-            return fields
-        source, rope = rope_of(fields | {"rope_parameters": fields.get("rope_parameters") or {}})
-        return MISTRAL | fields | {source: without_scale(rope)}
-
-    def read_media(self, raw: dict[str, Any]) -> Any:
-        vision = PixtralVisionConfig.read(raw["vision_config"])
-        projector = Mistral3ProjectorConfig.read(raw).between(vision, self)
-        placeholder = read_token_id(raw, ("image_token_index", "image_token_id"), 10)
-        return dataclasses.replace(self, vision=vision, projector=projector, image_token_id=placeholder)
+    without_effect: ClassVar[dict[str, tuple]] = {"layer_types": (None,)}
+    published_rope: ClassVar[dict[str, Any]] = {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        PERIOD: 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        SCALE: 0.1,
+    }
 
 
-class Mistral3ForConditionalGeneration(TakesMedia, Ministral3ForCausalLM):
-    """Mistral 3: the tower of Pixtral, and a text model of Mistral or Ministral 3."""
-
-    Config = Mistral3Config
-    text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES
-    other_parts = OTHER_PARTS
-
-    def __init__(self, config: Mistral3Config, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        if config.vision is not None and config.projector is not None:
-            self.towers = [Mistral3Tower(config.vision, config.projector, config.image_token_id)]
+class Ministral3ForCausalLM(GrowingQueries):
+    Config = Ministral3Config
