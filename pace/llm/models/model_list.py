@@ -29,6 +29,8 @@ from pace.llm.models.families.exaone4 import Exaone4ForCausalLM
 from pace.llm.models.families.exaone_moe import ExaoneMoeForCausalLM
 from pace.llm.models.families.falcon import FalconForCausalLM
 from pace.llm.models.families.falcon_h1 import FalconH1ForCausalLM
+from pace.llm.models.families.flex_olmo import FlexOlmoForCausalLM
+from pace.llm.models.families.flint import FlintForCausalLM
 from pace.llm.models.families.gemma import GemmaForCausalLM
 from pace.llm.models.families.gemma2 import Gemma2ForCausalLM, VaultGemmaForCausalLM
 from pace.llm.models.families.gemma3 import Gemma3ForConditionalGeneration
@@ -52,12 +54,21 @@ from pace.llm.models.families.granitemoehybrid import GraniteMoeHybridForCausalL
 from pace.llm.models.families.helium import HeliumForCausalLM
 from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
+from pace.llm.models.families.hy_v3 import HYV3ForCausalLM
 from pace.llm.models.families.hyperclovax import HyperCLOVAXForCausalLM
 from pace.llm.models.families.idefics3 import Idefics3ForConditionalGeneration
 from pace.llm.models.families.internvl import InternVLForConditionalGeneration
 from pace.llm.models.families.kimi_k25 import KimiK25ForConditionalGeneration
 from pace.llm.models.families.kimi_linear import KimiLinearForCausalLM
+from pace.llm.models.families.kolibri1 import Kolibri1ForCausalLM
 from pace.llm.models.families.laguna import LagunaForCausalLM
+from pace.llm.models.families.lara_mini import LaraMiniForCausalLM
+from pace.llm.models.families.latent_mixtures import (
+    AXK1ForCausalLM,
+    DeepseekV32ForCausalLM,
+    GlmMoeDsaForCausalLM,
+    SarvamMLAForCausalLM,
+)
 from pace.llm.models.families.lfm2 import Lfm2ForCausalLM
 from pace.llm.models.families.lfm2_moe import Lfm2MoeForCausalLM
 from pace.llm.models.families.lfm2_vl import Lfm2VlForConditionalGeneration
@@ -75,6 +86,7 @@ from pace.llm.models.families.mistral import MistralForCausalLM
 from pace.llm.models.families.mistral3 import Mistral3ForConditionalGeneration
 from pace.llm.models.families.mistral4 import Mistral4ForCausalLM
 from pace.llm.models.families.mixtral import MixtralForCausalLM
+from pace.llm.models.families.modernbert_decoder import ModernBertDecoderForCausalLM
 from pace.llm.models.families.mpt import MptForCausalLM
 from pace.llm.models.families.nemotron_h import NemotronHForCausalLM
 from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM, OlmoForCausalLM
@@ -114,6 +126,7 @@ from pace.llm.models.families.ungated import (
     NemotronForCausalLM,
 )
 from pace.llm.models.families.youtu import YoutuForCausalLM
+from pace.llm.models.left_out import reason_of
 from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 
@@ -122,6 +135,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Apertus1p5ForConditionalGeneration,
     ApertusForCausalLM,
     ArceeForCausalLM,
+    AXK1ForCausalLM,
     BailingHybridForCausalLM,
     BailingMoeV2ForCausalLM,
     BambaForCausalLM,
@@ -135,6 +149,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     CwmForCausalLM,
     DbrxForCausalLM,
     DeepseekV2ForCausalLM,
+    DeepseekV32ForCausalLM,
     DeepseekV3ForCausalLM,
     Dots1ForCausalLM,
     Ernie4_5_MoeForCausalLM,
@@ -144,6 +159,8 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     ExaoneMoeForCausalLM,
     FalconForCausalLM,
     FalconH1ForCausalLM,
+    FlexOlmoForCausalLM,
+    FlintForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma4ForConditionalGeneration,
@@ -153,6 +170,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Glm4MoeForCausalLM,
     Glm4MoeLiteForCausalLM,
     GlmForCausalLM,
+    GlmMoeDsaForCausalLM,
     GPT2LMHeadModel,
     GPTBigCodeForCausalLM,
     GPTJForCausalLM,
@@ -168,6 +186,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     HunYuanDenseV1ForCausalLM,
     HunYuanMoEV1ForCausalLM,
     HyperCLOVAXForCausalLM,
+    HYV3ForCausalLM,
     Idefics3ForConditionalGeneration,
     InternLM3ForCausalLM,
     InternVLForConditionalGeneration,
@@ -175,7 +194,9 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Jais2ForCausalLM,
     KimiK25ForConditionalGeneration,
     KimiLinearForCausalLM,
+    Kolibri1ForCausalLM,
     LagunaForCausalLM,
+    LaraMiniForCausalLM,
     Lfm2ForCausalLM,
     Lfm2MoeForCausalLM,
     Lfm2VlForConditionalGeneration,
@@ -193,6 +214,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Mistral4ForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
+    ModernBertDecoderForCausalLM,
     MptForCausalLM,
     NanoChatForCausalLM,
     NemotronForCausalLM,
@@ -221,6 +243,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Qwen3OmniMoeForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
+    SarvamMLAForCausalLM,
     SarvamMoEForCausalLM,
     SeedOssForCausalLM,
     SmolLM3ForCausalLM,
@@ -245,7 +268,12 @@ MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES
     "SmolVLMForConditionalGeneration": Idefics3ForConditionalGeneration,
 }
 
-OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1", "lfm2-vl": "lfm2vl"}
+OTHER_STEMS = {
+    "hunyuanv1dense": "hunyuandensev1",
+    "hunyuanv1moe": "hunyuanmoev1",
+    "lfm2-vl": "lfm2vl",
+    "modernbert-decoder": "modernbertdecoder",
+}
 """Stems of a model_type that differ from the class's stem."""
 
 
@@ -290,6 +318,8 @@ def find_family(raw: Any, embeds: bool = False) -> type[BaseModelForCausalLM]:
                     f"config.json: architectures ({name}) and model_type ({raw['model_type']}) contradict each other"
                 )
             return other
+    if reason := reason_of(names[0]):
+        raise NotImplementedError(f"the architecture {shown(names[0])} is not implemented: {reason}")
     raise NotImplementedError(
         f"the architecture {shown(names[0])} is not implemented; implemented: "
         f"{', '.join([*(ENCODER_LIST if embeds else ()), *MODEL_LIST])}"

@@ -284,6 +284,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
         {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "tie_word_embeddings": False},
     ),
     ("gemma2", "act-theta", rope({"rope_type": "default", "rope_theta": 500.0}, hidden_activation="silu")),
+    ("phi", "qk-norm", {"qk_layernorm": True}),
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
     *DENSES,
     *LATENTS,
@@ -460,7 +461,7 @@ def as_published(model: torch.nn.Module) -> torch.nn.Module:
 def auto_class(model_type: str) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText if model_type in VISION else AutoModelForCausalLM
+    return AutoModelForImageTextToText if model_type in (*VISION, "mistral4") else AutoModelForCausalLM
 
 
 def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
