@@ -50,6 +50,7 @@ HELD = [
     "llama4_text-default", "qwen2_vl-default", "qwen2_5_vl-default", "qwen3_vl-default", "qwen3_vl-bias-theta",
     "deepseek_v2-default", "deepseek_v2-lite", "deepseek_v2-groups", "deepseek_v2-experts-everywhere",
     "deepseek_v3-default", "deepseek_v3-yarn", "deepseek_v3-not-normalised", "deepseek_v3-one-group",
+    "dbrx-default", "hy_v3-default", "hy_v3-types", "mistral4-default", "mistral4-groups",
     "glm4_moe_lite-default", "glm4_moe_lite-eps", "minicpm3-default", "minicpm3-longrope", "afmoe-default",
     "bailing_moe_v2-default", "bailing_moe_v2-biases", "cohere2_moe-default", "cohere2_moe-rms", "cohere2_moe-prefix",
     "dots1-default", "dots1-groups", "exaone_moe-default", "exaone_moe-groups", "laguna-default",

@@ -55,6 +55,7 @@ class HYV3ForCausalLM(LlamaForCausalLM):
         r"(.*\.mlp)\.router\.gate\.": r"\1.gate.",
         r"(.*\.mlp)\.(expert_bias|e_score_correction_bias)$": r"\1.gate.e_score_correction_bias",
         r"(.*\.mlp)\.shared_mlp\.": r"\1.shared_experts.",
+        r"(.*layers\.\d+)\.final_layernorm\.": r"\1.shared_head.norm.",
     }
     num_further_layers = 1
 
