@@ -4,8 +4,6 @@ pass."""
 from __future__ import annotations
 
 import inspect
-import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -32,7 +30,6 @@ from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
 from pace.llm.models.model_list import read_config
 from pace.ops import native
-from pace.ops.weight_layout import GRIDS
 from pace.quant import FORMATS, QuantizationConfig
 from tests.llm.models.variants import save_tiny
 
@@ -296,26 +293,6 @@ def test_the_slower_of_reading_the_cache_and_multiplying_counts():
 
     at = {reached.cache: later(reached) for reached in (REACHED, Efficiency(0.5, 0.8, 0.01, 0.2, 0.5))}
     assert at[0.4] == pytest.approx(20_000 * 86_016 / 20e9) and at[0.01] == pytest.approx(20_000 * 12_288 / 0.1e9)
-
-
-@pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen2.5-0.5b"])
-def test_codes_that_take_longer_to_decode_than_to_read(name):
-    """Few rows take as long as one, however fast the memory is."""
-    costs = costs_of(name)
-    slow, fast = replace(REACHED, one_row=0.05), Limits("avx2", 2, 1e9, 100.0)
-    one, four = (predict(costs, slow, fast, 4, 0, batch).step_seconds for batch in (1, 4))
-    assert one == four == pytest.approx((costs.layer_flops_per_token + costs.head_flops) / 5e9)
-    of_prompt = predict(costs, slow, fast, 4, 0).prefill_seconds - costs.prefill_attention_flops(4) / 50e9
-    assert of_prompt == pytest.approx(one)
-    many = [predict(costs, reached, fast, 1000, 0, 64) for reached in (slow, REACHED)]
-    assert many[0].step_seconds == many[1].step_seconds
-    assert many[0].prefill_seconds == pytest.approx(many[1].prefill_seconds, rel=0.01)
-
-
-def test_points_of_grids_have_shares_of_their_own():
-    for table in (AVX2_CODES, AVX2_VNNI_CODES, VNNI_CODES):
-        assert all(0.1 < table[code].one_row < 0.5 < table[code].products for code in GRIDS)
-        assert table["int4"].one_row == math.inf
 
 
 def test_a_chunk_is_what_its_last_token_sees():

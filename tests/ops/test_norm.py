@@ -76,7 +76,8 @@ def test_head_layer_norm_works_in_place_on_a_view(has_one):
     native.head_layer_norm_(got[:, 2:5], weight, bias, 1e-6)
     reference.head_layer_norm_(expected[:, 2:5], weight.double(), bias if bias is None else bias.double(), 1e-6)
     assert torch.equal(got[:, :2], fused[:, :2]) and torch.equal(got[:, 5:], fused[:, 5:])
-    each = [native.layer_norm(fused[:, 2 + h].contiguous(), weight.expand(3, 40)[h].contiguous(), bias, 1e-6) for h in range(3)]
+    weights = weight.expand(3, 40).contiguous()
+    each = [native.layer_norm(fused[:, 2 + h].contiguous(), weights[h], bias, 1e-6) for h in range(3)]
     assert torch.equal(got[:, 2:5], torch.stack(each, 1))
     # The bound of test_layer_norm, with elements, mean and deviation of about 1.
     assert ((got - expected).abs() <= 60 * EPS * (1 + fused[:, :6].abs().amax()) * weight.abs().max()).all()

@@ -22,6 +22,7 @@ from tests.quant import ternary_types
 
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2",
+    "phi": "phi2",
     "gemma3_text": "gemma3", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2",
     "glm": "chatglm", "glm4": "glm4", "ernie4_5": "ernie4_5", "hunyuan_v1_dense": "hunyuan-dense",
     "cohere": "command-r", "cohere2": "cohere2", "minicpm": "minicpm", "starcoder2": "starcoder2",
@@ -311,7 +312,7 @@ def add_factors(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 LAYER_NORMS = {"starcoder2": "norm_epsilon"} | dict.fromkeys(
-    ("stablelm", "gpt_neox", "cohere", "cohere2", "cohere2_moe", "dbrx"), "layer_norm_eps"
+    ("phi", "stablelm", "gpt_neox", "cohere", "cohere2", "cohere2_moe", "dbrx"), "layer_norm_eps"
 )
 
 

@@ -31,7 +31,8 @@ HELD = [
     "llama-gqa", "llama-mha", "llama-head_dim", "llama-attention_bias", "llama-mlp_bias", "llama-tied", "llama-eps",
     "llama-theta", "llama-linear", "llama-llama3", "llama-yarn", "llama-yarn-attention_factor", "llama-yarn-beta",
     "mistral-no-window", "mistral-window", "mistral-yarn", "qwen2-default", "qwen2-tied", "qwen2-yarn",
-    "qwen3-default", "qwen3-bias-tied", "phi3-default", "phi3-window", "phi3-longrope-short", "phi3-longrope-long",
+    "qwen3-default", "qwen3-bias-tied", "phi-default", "phi-gqa",
+    "phi3-default", "phi3-window", "phi3-longrope-short", "phi3-longrope-long",
     "phi3-phi-4-mini", "phi3-partial", "phi3-partial-odd", "llama-falcon3", "gemma2-default", "gemma2-low-caps",
     "gemma3_text-default", "gemma3_text-linear", "gemma3_text-theta", "smollm3-default", "smollm3-yarn",
     "granite-default", "granite-tied-bias", "granite-theta", "olmo2-default", "olmo2-tied-theta", "olmo3-default",
@@ -102,6 +103,22 @@ def test_float32_logits(tmp_path, name):
     # A file stores the scalings of Llama 3 and of longrope as factors, rounded to float32.
     if fields.get("rope_parameters", {}).get("rope_type") not in ("llama3", "longrope"):
         assert torch.equal(logits, prefill(load(tmp_path / "hub"), ids)), "the bits of the checkpoint"
+
+
+def test_queries_keys_and_values_of_old_phi_2_files(tmp_path):
+    save_tiny(tmp_path / "hub", "phi", {})
+    state = load_file(tmp_path / "hub" / "model.safetensors")
+
+    def add_fused(writer):
+        for layer, end in itertools.product(range(2), ("weight", "bias")):
+            parts = [state[f"model.layers.{layer}.self_attn.{part}_proj.{end}"].float() for part in "qkv"]
+            writer.add_tensor(f"blk.{layer}.attn_qkv.{end}", torch.cat(parts).numpy())
+
+    parts = tuple(f"model.layers.{layer}.self_attn.{part}_proj" for layer in range(2) for part in "qkv")
+    write_gguf(tmp_path / "hub", tmp_path / "old.gguf", add=add_fused, without=parts)
+    write_gguf(tmp_path / "hub", tmp_path / "new.gguf")
+    old, new = (prefill(load(tmp_path / f"{name}.gguf"), ids_of(1)) for name in ("old", "new"))
+    assert torch.equal(old, new)
 
 
 LIKE_THE_HUB = (
@@ -254,10 +271,8 @@ def test_the_factors_of_nvfp4(tmp_path):
 def test_damaged_factors_of_nvfp4(tmp_path):
     save_tiny(tmp_path / "hub", "qwen3_moe", WIDE | EXPERTS)
     for numbers, message in (([1, 2], "one number for each matrix"), ([1, 2, np.nan, 4], "NaN or infinite")):
-        stored = np.array(numbers, np.float32)
-        write_gguf(
-            tmp_path / "hub", tmp_path / "x.gguf", "NVFP4", lambda writer: writer.add_tensor("blk.0.ffn_up_exps.scale", stored)
-        )
+        factors = {"name": "blk.0.ffn_up_exps.scale", "tensor": np.array(numbers, np.float32)}
+        write_gguf(tmp_path / "hub", tmp_path / "x.gguf", "NVFP4", lambda writer, f=factors: writer.add_tensor(**f))
         with pytest.raises(ValueError, match=f"blk.0.ffn_up_exps.scale.*{message}"):
             load(tmp_path / "x.gguf")
 

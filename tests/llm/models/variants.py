@@ -17,6 +17,7 @@ from tests.llm.models.families.gemma4_variants import GEMMA4, GEMMA4_BASE
 from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
 from tests.llm.models.families.older_variants import OLDER, OLDER_BASE, WITHOUT_POSITIONS, WITHOUT_WIDTH
+from tests.llm.models.families.windowed_variants import WINDOWED, WINDOWED_BASE
 from tests.llm.models.states.hybrid_variants import HYBRID_BASE, HYBRID_ROUTED, HYBRIDS
 from tests.llm.models.states.mamba_variants import MAMBA_BASE, MAMBA_ROUTED, MAMBAS
 
@@ -50,6 +51,7 @@ BASE = {
     **DENSE_BASE,
     **LATENT_BASE,
     **MIXTURE_BASE,
+    **WINDOWED_BASE,
     **OLDER_BASE,
     **HYBRID_BASE,
     **MAMBA_BASE,
@@ -96,7 +98,7 @@ BASE = {
 }
 """Config fields that differ from `SIZES`, by model_type."""
 
-ROUTED = MIXTURE_BASE.keys() | LATENT_BASE.keys() - {"minicpm3"} | {*HYBRID_ROUTED, *MAMBA_ROUTED}
+ROUTED = {*MIXTURE_BASE, *WINDOWED_BASE, *HYBRID_ROUTED, *MAMBA_ROUTED} | LATENT_BASE.keys() - {"minicpm3"}
 """The model_types with experts."""
 
 VISION = {
@@ -289,6 +291,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     *DENSES,
     *LATENTS,
     *MIXTURES,
+    *WINDOWED,
     *OLDER,
     *HYBRIDS,
     *MAMBAS,

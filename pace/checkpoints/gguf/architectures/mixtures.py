@@ -141,8 +141,8 @@ def deepseek2(fields: Fields, keys: Keys) -> Fields:
 
 
 def mistral4(fields: Fields, keys: Keys) -> Fields:
-    """Adds how queries grow, if the file states it. Without a scaling it has none, but a config.json without one has that
-    of the published model."""
+    """Adds how queries grow, if the file states it. A file without a scaling has none. A config.json without one has
+    that of the published model."""
     if keys.integer("expert_gating_func", SOFTMAX) != SOFTMAX:
         raise keys.refused(f"{keys.prefix}expert_gating_func other than softmax is not implemented for Mistral 4")
     found = latent(fields, keys, keys.read("attention.key_length_mla"))
@@ -151,7 +151,9 @@ def mistral4(fields: Fields, keys: Keys) -> Fields:
     if not scale:
         return found | ({} if scaling else {"rope_parameters": {"rope_type": "default"}})
     if not scaling or scaling["rope_type"] != "yarn":
-        raise keys.refused(f"{keys.prefix}attention.temperature_scale without rope.scaling.type = 'yarn' is not implemented")
+        raise keys.refused(
+            f"{keys.prefix}attention.temperature_scale without rope.scaling.type = 'yarn' is not implemented"
+        )
     period = scaling["original_max_position_embeddings"]
     if keys.integer(name := "attention.temperature_length", period) != period:
         raise keys.refused(f"{keys.prefix}{name} other than rope.scaling.original_context_length is not implemented")

@@ -1,5 +1,5 @@
-"""Kolibri 1: norms before and after each branch, normalised heads, and experts whose biased logits are compared. Four of
-five layers have a window; the others do not rotate."""
+"""Kolibri 1: norms before and after each branch, normalised heads, and experts whose biased logits are compared. Four
+of five layers have a window; the others do not rotate."""
 
 from __future__ import annotations
 

@@ -37,6 +37,8 @@ class PhiConfig(LlamaConfig):
     hidden_act: str = activation("gelu_new")
     layer_norm_eps: float = number(1e-5, 0.0, 1.0)
     qk_layernorm: bool = flag(False)
+    qkv_fused: bool = flag(False)
+    """True if queries, keys and values are one tensor, as in old GGUF files."""
 
     only_here: ClassVar[dict[str, tuple]] = {
         "attention_bias": (True,),
@@ -71,6 +73,8 @@ def phi_layer(config: PhiConfig, name: str, rotary: Rotary) -> Block:
         config.head_dim,
     )
     rows = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
+    if config.qkv_fused:
+        rows = {"qkv_proj": sum(rows.values())}
     attention = Attention(
         Linear({f"{name}.self_attn.{part}": count for part, count in rows.items()}, hidden, bias=True),
         Linear({f"{name}.self_attn.dense": hidden}, heads * dim, bias=True),
