@@ -9,6 +9,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("gguf", reason="the gguf package is not installed")
 pytest.importorskip("transformers")

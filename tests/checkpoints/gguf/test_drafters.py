@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
+pytest.importorskip("gguf", reason="the gguf package is not installed")
+
+import gguf
 
 from benchmarks.comparison.gguf_families import permute, rope_factors
 from pace.llm import DraftModelConfig, LLMModel

@@ -132,9 +132,7 @@ class DbrxForCausalLM(LlamaForCausalLM):
 def rows_of_all(name: str, tensors: dict[str, str], rows: int, count: int, k: int) -> Form:
     """A tensor `[count * rows, k]` for each part of all experts."""
     return lambda expert: {
-        f"{name}.{expert}.{part}": TensorSource(
-            (count * rows, k), (RowRange(expert * rows, rows),), f"{name}.{tensor}"
-        )
+        f"{name}.{expert}.{part}": TensorSource((count * rows, k), (RowRange(expert * rows, rows),), f"{name}.{tensor}")
         for part, tensor in tensors.items()
     }
 

@@ -6,8 +6,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.layers import Attention, FeedForward, MixtureOfExperts, NoRotary, Rotary, RouterLinear, Vectors
-from pace.llm.layers import expert_stacks
+from pace.llm.layers import (
+    Attention,
+    FeedForward,
+    MixtureOfExperts,
+    NoRotary,
+    Rotary,
+    RouterLinear,
+    Vectors,
+    expert_stacks,
+)
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mixture_config import layer_numbers, shared_mlp
 from pace.llm.models.families.qwen2_moe import QwenMixtureConfig

@@ -38,9 +38,7 @@ class Kolibri1Config(MixtureConfig, PatternConfig):
 
     @property
     def router(self) -> Router:
-        return Router(
-            self.num_experts, self.num_experts_per_tok, "sigmoid_of_chosen", normalise=self.norm_topk_prob
-        )
+        return Router(self.num_experts, self.num_experts_per_tok, "sigmoid_of_chosen", normalise=self.norm_topk_prob)
 
 
 class Kolibri1ForCausalLM(LlamaForCausalLM):

@@ -54,9 +54,7 @@ class PersimmonForCausalLM(UngatedForCausalLM):
 
     def make_attention(self, name: str, index: int) -> Attention:
         config, attention = self.config, super().make_attention(name, index)
-        rows = qkv_by_group(
-            config.hidden_size, config.num_attention_heads, config.num_attention_heads, config.head_dim
-        )
+        rows = qkv_by_group(config.hidden_size, config.num_attention_heads, config.num_attention_heads, config.head_dim)
         attention.qkv = Linear({f"{name}.query_key_value": rows}, config.hidden_size, bias=True)
         return attention
 
