@@ -26,7 +26,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "its residuals, gates or experts need operations that no other family has": (
         "BeamForCausalLM", "LongcatFlashForCausalLM", "MiMoV2FlashForCausalLM",
     ),
-    "its text model is not separate from its images or sound": (
+    "it has no text model separate from its images or sound": (
         "AriaTextForCausalLM", "CohereCompassForCausalLM", "Emu3ForCausalLM", "FuyuForCausalLM", "GitForCausalLM",
         "GotOcr2ForConditionalGeneration", "MllamaForCausalLM", "MoshiForCausalLM",
         "MossTranscribeDiarizeForConditionalGeneration", "MusicgenForCausalLM", "MusicgenMelodyForCausalLM",

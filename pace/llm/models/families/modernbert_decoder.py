@@ -64,6 +64,8 @@ class ModernBertDecoderConfig(ModelConfig):
     layer_types: tuple[str, ...] | None = layer_types()
     local_attention: int = count(128, MAX_POSITIONS, minimum=2)
     """Twice the number of positions that a layer with a window sees."""
+    sliding_window: int | None = count(None, MAX_POSITIONS, optional=True)
+    """Half of `local_attention`."""
     tie_word_embeddings: bool = flag(True)
     pad_token_id: int | tuple[int, ...] | None = token_ids(50283)
     bos_token_id: int | tuple[int, ...] | None = token_ids(50281)
@@ -72,7 +74,7 @@ class ModernBertDecoderConfig(ModelConfig):
     """Rotations of the layers without a window, and with one."""
 
     also_read: ClassVar[frozenset[str]] = frozenset(
-        {"initializer_cutoff_factor", "rope_parameters", "rope_scaling", "sliding_window", *OLD_THETA.values()}
+        {"initializer_cutoff_factor", "rope_parameters", "rope_scaling", *OLD_THETA.values()}
     )
     only_here: ClassVar[dict[str, tuple]] = {"position_embedding_type": (None, "absolute", "rope", "sans_pos")}
     without_effect: ClassVar[dict[str, tuple]] = {
@@ -91,10 +93,19 @@ class ModernBertDecoderConfig(ModelConfig):
         check_divides(self, "num_attention_heads", "hidden_size")
         checked_head_dim(self.head_dim)
         check_layer_types(self.layer_types, self.num_hidden_layers)
+        if self.sliding_window not in (None, self.local_attention // 2):
+            raise ValueError(
+                f"config.json: sliding_window must be half of local_attention = {self.local_attention}; "
+                f"got {self.sliding_window}"
+            )
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         types = self.layer_types or first_of_each(self.global_attn_every_n_layers, self.num_hidden_layers)
-        return {"layer_types": types, "ropes": tuple(self.read_rope(kind, fields) for kind in (FULL, SLIDING))}
+        return {
+            "layer_types": types,
+            "sliding_window": self.local_attention // 2,
+            "ropes": tuple(self.read_rope(kind, fields) for kind in (FULL, SLIDING)),
+        }
 
     def read_rope(self, kind: str, fields: dict[str, Any]) -> RopeConfig:
         """Returns the rotation of a kind of layers."""
@@ -118,7 +129,7 @@ class ModernBertDecoderConfig(ModelConfig):
         return self.layer_types[layer] == SLIDING
 
     def window(self, layer: int) -> int | None:
-        return self.local_attention // 2 if self.slides(layer) else None
+        return self.sliding_window if self.slides(layer) else None
 
 
 class ModernBertDecoderForCausalLM(BaseModelForCausalLM):

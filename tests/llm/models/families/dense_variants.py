@@ -47,7 +47,7 @@ DENSE_BASE: dict[str, dict[str, Any]] = {
     "ministral": {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 7},
     "ministral3": {"num_key_value_heads": 2, "head_dim": 12, "rope_parameters": TEMPERATURE},
     "mistral3": {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": None},
-    "modernbert-decoder": {"num_hidden_layers": 4, "local_attention": 15},
+    "modernbert-decoder": {"num_hidden_layers": 4, "local_attention": 15, "pad_token_id": 0},
     "nanochat": {"num_key_value_heads": 2},
     "nemotron": {"num_key_value_heads": 2, "head_dim": 12},
     "persimmon": {},

@@ -105,7 +105,7 @@ LATENTS: list[tuple[str, str, dict[str, Any]]] = [
         "mistral4",
         "halves-constant",
         {
-            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "llama_4_scaling_beta": 0.0},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "llama_4_scaling_beta": 0.0, "partial_rotary_factor": 0.375},
             "rope_interleave": False,
             "attention_bias": True,
             "first_k_dense_replace": 0,

@@ -46,6 +46,7 @@ MIXTURE_BASE: dict[str, dict[str, Any]] = {
         "logit_scale": 0.8,
     },
     "dbrx": {
+        "d_model": 32,
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 3},
     },
@@ -186,7 +187,7 @@ MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
         "dbrx",
         "not-normalised",
         {
-            "attn_config": {"kv_n_heads": 4, "clip_qkv": None, "rope_theta": 10000.0},
+            "attn_config": {"kv_n_heads": 4, "clip_qkv": 8.0, "rope_theta": 10000.0},
             "ffn_config": {
                 "ffn_hidden_size": 40,
                 "moe_num_experts": 5,
