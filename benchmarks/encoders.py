@@ -12,7 +12,7 @@ the products of layers and attention, without padding. Products in bf16 and int8
 
 Peers: `pip install torch sentence-transformers onnxruntime onnx onnxscript` and `pip install llama-cpp-python`, each in
 any environment, and the unpacked source archive of llama-cpp-python of the same version, whose converter writes the
-GGUF files. The last line of stdout is one JSON object.
+GGUF files. A run replaces its own rows of the page and keeps the others. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -235,23 +235,34 @@ def parse() -> argparse.Namespace:
     return options
 
 
+def table(head: list[str], num_keys: int, rows: list[str], path: Path | None) -> str:
+    """A table of these rows, and of those of an earlier run whose first `num_keys` cells are others."""
+    found = page.earlier_rows(path, SCRIPT, num_keys, head[0])
+    found |= {tuple(cell.strip() for cell in row.split("|")[1 : 1 + num_keys]): row for row in rows}
+    return "\n".join([*head, *found.values()])
+
+
 def main() -> int:
     options = parse()
     page.check_page(options.into, SCRIPT)
     rates, latencies = [], []
-    for shape in options.shapes:
-        for weights in options.weights:
-            with ExitStack() as stack:
-                contest, name = Contest(stack, shape, weights, options), {"shape": shape, "weights": weights}
-                for row in throughput(contest, options):
-                    rates.append(name | row)
-                    print(throughput_line(rates[-1]), file=sys.stderr, flush=True)
-                latencies.append(name | latency(contest, options))
-                print(latency_line(latencies[-1]), file=sys.stderr, flush=True)
-    head = f"`{page.command(SCRIPT)}`: texts a second, on `{_C.isa()}`, {options.threads} threads."
-    tables = [[*HEADS[0], *map(throughput_line, rates)], [*HEADS[1], *map(latency_line, latencies)]]
-    text = "\n\n".join([head, *("\n".join(rows) for rows in tables)])
-    page.publish(options.into, SCRIPT, text + "\n\n", {"throughput": rates, "latency": latencies})
+    try:
+        for shape in options.shapes:
+            for weights in options.weights:
+                with ExitStack() as stack:
+                    contest, name = Contest(stack, shape, weights, options), {"shape": shape, "weights": weights}
+                    for row in throughput(contest, options):
+                        rates.append(name | row)
+                        print(throughput_line(rates[-1]), file=sys.stderr, flush=True)
+                    latencies.append(name | latency(contest, options))
+                    print(latency_line(latencies[-1]), file=sys.stderr, flush=True)
+    finally:  # an interrupted run keeps what it has measured
+        head = f"`{page.command(SCRIPT)}`: texts a second, on `{_C.isa()}`, {options.threads} threads. "
+        head += "Rows that this command does not name are of an earlier one."
+        found = [list(map(throughput_line, rates)), list(map(latency_line, latencies))]
+        tables = [table(lines, keys, rows, options.into) for lines, keys, rows in zip(HEADS, (3, 2), found)]
+        text = "\n\n".join([head, *tables])
+        page.publish(options.into, SCRIPT, text + "\n\n", {"throughput": rates, "latency": latencies})
     return 0
 
 

@@ -41,14 +41,16 @@ def without_paths(arguments: list[str]) -> list[str]:
     return [re.sub(r"(^|=)/\S*", r"\1PATH", argument) for argument in arguments]
 
 
-def earlier_rows(path: Path | None, script: str, num_keys: int) -> dict[tuple[str, ...], str]:
-    """Returns the rows of the one table between the script's two lines, by their first `num_keys` cells. A run of only
-    some rows can then keep the others. Empty without a page."""
+def earlier_rows(path: Path | None, script: str, num_keys: int, header: str = "| ") -> dict[tuple[str, ...], str]:
+    """Returns the rows of a table between the script's two lines, by their first `num_keys` cells. It is the first
+    table whose first line begins with `header`. A run of only some rows can then keep the others. Empty without a page,
+    or without such a table."""
     if path is None:
         return {}
     begin, end = markers(script)
-    lines = path.read_text(encoding="utf-8").partition(begin)[2].partition(end)[0].splitlines()
-    header_and_rows = [line for line in lines if line.startswith("| ")]
+    _, found, rest = path.read_text(encoding="utf-8").partition(begin)[2].partition(end)[0].partition(f"\n{header}")
+    table = (found + rest).strip().partition("\n\n")[0].splitlines()
+    header_and_rows = [line for line in table if line.startswith("| ")]
     return {tuple(cell.strip() for cell in row.split("|")[1 : 1 + num_keys]): row for row in header_and_rows[1:]}
 
 

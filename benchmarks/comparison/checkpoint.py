@@ -25,6 +25,8 @@ whole model."""
 CONVOLUTIONS = ("conv1d.weight", "conv.conv.weight")
 CONVOLUTION_STD = 0.5
 """Keeps the scale of a channel over its few taps."""
+PUBLISHED = {"lfm2": {"model.norm.": "model.embedding_norm."}, "lfm2_moe": {"model.norm.": "model.embedding_norm."}}
+"""model_type -> the starts of pace's names that published checkpoints spell otherwise."""
 
 
 def ensure_checkpoint(shape: str, folder: Path) -> Path:
@@ -66,11 +68,18 @@ def write_checkpoint(config: dict, folder: Path) -> None:
     model_class, parsed = read_config(config)
     generator = torch.Generator().manual_seed(0)
     tensors = {
-        name: random_tensor(name, target.shape, generator)
+        _published(name, config["model_type"]): random_tensor(name, target.shape, generator)
         for name, [target, *_] in model_class(parsed, torch.float32, reference).targets().items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _write_tokenizer(config["vocab_size"], folder)
+
+
+def _published(name: str, model_type: str) -> str:
+    for ours, theirs in PUBLISHED.get(model_type, {}).items():
+        if name.startswith(ours):
+            return theirs + name.removeprefix(ours)
+    return name
 
 
 def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

@@ -25,8 +25,9 @@ def convert(source: Path, checkpoint: Path, target: Path, kind: str, *options: s
 def main() -> None:
     source, *arguments = sys.argv[1:]
     sys.path[:0] = [source, str(Path(source) / "gguf-py")]
-    from conversion.base import TextModel
+    from conversion.base import ModelBase, TextModel
 
+    ModelBase.no_mtp = True  # else the converter looks for draft layers, which these checkpoints do not have
     # The converter recognises tokenizers by a hash. That of the bundled model splits texts as GPT-2 does.
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     TextModel._set_vocab_sentencepiece = TextModel._set_vocab_gpt2  # it needs a library to say that there is no file

@@ -1,4 +1,4 @@
-"""Shapes of Qwen3-VL as checkpoints with random weights, as GGUF files for llama.cpp, and random images."""
+"""Shapes with towers as checkpoints with random weights, as GGUF files for llama.cpp, and random images."""
 
 from __future__ import annotations
 
@@ -12,46 +12,51 @@ from safetensors.torch import save_file
 
 from benchmarks.comparison.checkpoint import random_tensor
 from benchmarks.comparison.convert import convert
+from benchmarks.image_costs.families import FAMILIES, Family, Size
 from pace.assets import TINY
+from pace.bench.shapes import SHAPES
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
 
-SPECIAL = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-PROCESSOR = {
-    "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16, "merge_size": 2, "temporal_patch_size": 2,
-    "size": {"shortest_edge": 65536, "longest_edge": 16777216}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
-}  # fmt: skip
-_TEXT = dict(hidden_act="silu", rms_norm_eps=1e-6, head_dim=128, rope_theta=5e6, max_position_embeddings=262144,
-             rope_scaling=dict(rope_type="default", mrope_interleaved=True, mrope_section=[24, 20, 20]))  # fmt: skip
-_VISION = dict(hidden_act="gelu_pytorch_tanh", patch_size=16, spatial_merge_size=2, temporal_patch_size=2,
-               in_channels=3, num_position_embeddings=2304, num_heads=16)  # fmt: skip
-SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "qwen3-vl-2b": (
-        dict(vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16,
-             num_key_value_heads=8),
-        dict(depth=24, hidden_size=1024, intermediate_size=4096, deepstack_visual_indexes=[5, 11, 17]),
-    ),
-    "tiny": (
-        dict(vocab_size=4096, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
-             num_key_value_heads=2),
-        dict(depth=6, hidden_size=128, intermediate_size=256, num_heads=2, deepstack_visual_indexes=[1, 2, 3]),
-    ),
-}  # fmt: skip
-"""Fields of `text_config` and `vision_config`. Embedding and head are one matrix."""
+NAMES = ("qwen3-vl-2b", "gemma-3-4b-vl", "smolvlm-500m", "qwen3.5-4b-vl")
+"""Shapes of `pace bench`."""
+TINY_NAMES = tuple(f"{name}-tiny" for name in NAMES)
+"""The same families with small layers."""
+WHOLE = ("architectures", "model_type", "scale_factor", "tie_word_embeddings")
+"""Fields of a shape that are outside of `text_config`."""
+BREAKS = "\u010a\u010a"
+"""Two line breaks, as a vocabulary spells them."""
+
+
+def family_of(shape: str) -> type[Family]:
+    """The family of a shape of `NAMES` or `TINY_NAMES`."""
+    return FAMILIES[SHAPES[shape.removesuffix("-tiny")]["model_type"]]
 
 
 def shape_config(shape: str) -> dict[str, Any]:
-    """The config.json of a shape. Placeholders are the last ids of the vocabulary."""
-    text, vision = SHAPES[shape]
-    names = dict(zip(SPECIAL, range(text["vocab_size"] - len(SPECIAL), text["vocab_size"])))
+    """The config.json of a shape, in the published layout. Special tokens are the last ids of the vocabulary."""
+    family, is_tiny = family_of(shape), shape.endswith("-tiny")
+    fields = dict(SHAPES[shape.removesuffix("-tiny")])
+    vision = fields.pop("vision_config") | family.vision | (family.tiny_vision if is_tiny else {})
+    whole = {name: fields.pop(name) for name in WHOLE if name in fields}
+    fields.pop("image_token_id", None)
+    text = fields | family.text | (family.tiny_text if is_tiny else {})
+    text["tie_word_embeddings"] = whole["tie_word_embeddings"]
+    ids = special_ids(family, text["vocab_size"])
     return {
-        "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16", "bos_token_id": None, "eos_token_id": None,
-        "image_token_id": names["<|image_pad|>"], "video_token_id": names["<|video_pad|>"],
-        "vision_start_token_id": names["<|vision_start|>"], "vision_end_token_id": names["<|vision_end|>"],
-        "text_config": {"model_type": "qwen3_vl_text", **_TEXT, **text, "tie_word_embeddings": True},
-        "vision_config": {"model_type": "qwen3_vl", **_VISION, **vision, "out_hidden_size": text["hidden_size"]},
+        **whole, **family.whole(vision), **{field: ids[token] for field, token in family.ids.items()},
+        "torch_dtype": "bfloat16", "bos_token_id": None, "eos_token_id": None, "text_config": text,
+        "vision_config": vision,
     }  # fmt: skip
+
+
+def special_ids(family: type[Family], vocab_size: int) -> dict[str, int]:
+    return dict(zip(family.tokens, range(vocab_size - len(family.tokens), vocab_size)))
+
+
+def sizes_of(shape: str) -> tuple[Size, ...]:
+    """Sizes of images that need no resizing, from few to many tokens."""
+    return family_of(shape).sizes(shape_config(shape)["vision_config"])
 
 
 def ensure_checkpoint(shape: str, folder: Path) -> Path:
@@ -61,14 +66,15 @@ def ensure_checkpoint(shape: str, folder: Path) -> Path:
     if not target.exists():
         partial = target.with_name("checkpoint.partial")
         partial.mkdir(parents=True, exist_ok=True)
-        config = shape_config(shape)
+        config, family = shape_config(shape), family_of(shape)
         (partial / "config.json").write_text(json.dumps(config, indent=1))
-        (partial / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
-        _write_tokenizer(config["text_config"]["vocab_size"], partial)
+        settings = family.processor(config["vision_config"]) | {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        (partial / "preprocessor_config.json").write_text(json.dumps(settings))
+        _write_tokenizer(family, config["text_config"]["vocab_size"], partial)
         model_class, parsed = read_config(config, media=True)
         generator = torch.Generator().manual_seed(0)
         tensors = {
-            _published(name): random_tensor(name, target.shape, generator)
+            published(name, family): random_tensor(name, target.shape, generator)
             for name, [target, *_] in model_class(parsed, torch.float32, reference).targets().items()
         }
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
@@ -76,22 +82,26 @@ def ensure_checkpoint(shape: str, folder: Path) -> Path:
     return target
 
 
-def _published(name: str) -> str:
-    return f"model.{name}" if name.startswith("visual.") else name.replace("model.", "model.language_model.", 1)
+def published(name: str, family: type[Family]) -> str:
+    """The name of a tensor in a published checkpoint."""
+    beginning = next((beginning for beginning in family.names if name.startswith(beginning)), "")
+    return family.names.get(beginning, "") + name.removeprefix(beginning)
 
 
-def _write_tokenizer(vocab_size: int, folder: Path) -> None:
-    """Source of the tokens of text: the bundled model, without its first token. The other ids are words that never
-    occur."""
+def _write_tokenizer(family: type[Family], vocab_size: int, folder: Path) -> None:
+    """Source of the tokens of text: the bundled model, without its first token. Two line breaks are one token, which
+    llama.cpp needs for SmolVLM. The other ids are words that never occur."""
     state = json.loads((TINY / "tokenizer.json").read_text(encoding="utf-8")) | {"post_processor": None}
     vocab = state["model"]["vocab"]
     taken = set(vocab.values()) | {added["id"] for added in state["added_tokens"]}
-    first = vocab_size - len(SPECIAL)
-    for index, name in enumerate(SPECIAL, first):
+    vocab[BREAKS] = len(taken)
+    state["model"]["merges"].append([BREAKS[0], BREAKS[1]])
+    for name, index in (special := special_ids(family, vocab_size)).items():
         vocab[name] = index
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         state["added_tokens"].append({"id": index, "content": name, "special": True, **flags})
-    vocab |= {f"\u0120w{index}": index for index in range(first) if index not in taken}
+    others = range(len(taken) + 1, vocab_size - len(special))
+    vocab |= {f"\u0120w{index}": index for index in others}
     (folder / "tokenizer.json").write_text(json.dumps(state), encoding="utf-8")
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
@@ -103,7 +113,8 @@ def ensure_gguf(checkpoint: Path, source: Path, kind: str, is_projector: bool) -
     subprocess.CalledProcessError."""
     target = checkpoint.parent / f"{'mmproj' if is_projector else 'text'}-{kind}.gguf"
     if not target.exists():
-        convert(source, checkpoint, target, kind, *(["--mmproj"] if is_projector else []))
+        family = family_of(checkpoint.parent.name)
+        convert(source, checkpoint, target, kind, *(["--mmproj"] if is_projector else family.text_options))
     return target
 
 

@@ -20,6 +20,7 @@ CONTEXT = 4096
 """Tokens of a prompt and its answer."""
 MICRO_BATCH = 512
 """llama.cpp's default: tokens of a prompt that are processed at once."""
+GREEDY = {"do_sample": False, "ignore_eos": True}
 WAIT_TOKENS = 8
 """Tokens of the other stream before the image is sent, and after its first token."""
 
@@ -54,27 +55,30 @@ class Pace:
 
         return run
 
-    def first_token(self, image: str) -> dict[str, Any]:
-        data = Path(image).read_bytes()
+    def answer(self, image: str, num_decoded: int = 0) -> dict[str, Any]:
+        """Sends an image. Returns the seconds to the first token, and tokens a second of `num_decoded` after it."""
+        data, times = Path(image).read_bytes(), []
         begin = time.perf_counter()
-        output = self.model.generate(self._prompt(data), max_new_tokens=1, do_sample=False, ignore_eos=True)
-        seconds = time.perf_counter() - begin
-        [[token]] = output.generated_token_ids
-        tokens = output.metrics.num_prompt_tokens
-        return {"seconds": seconds, "encode_s": self.encodings[-1][2], "tokens": tokens, "token": token}
+        request = self.model.add_request(self._prompt(data), max_new_tokens=1 + num_decoded, **GREEDY)
+        _read_times(request, times)
+        output = request.result()
+        return {
+            "seconds": times[0] - begin, "encode_s": self.encodings[-1][2],
+            "tokens": output.metrics.num_prompt_tokens, "token": output.generated_token_ids[0][0],
+            "rate": num_decoded / (times[-1] - times[0]) if num_decoded else None,
+        }  # fmt: skip
 
     def gaps(self, image: str) -> dict[str, Any]:
         """Sends an image while another sequence generates. Returns the seconds between two tokens of that sequence: the
         median before, the largest while the image is encoded, and the largest afterwards."""
         data = Path(image).read_bytes()
-        greedy = {"do_sample": False, "ignore_eos": True}
-        other = self.model.add_request("A story about a fox.", max_new_tokens=CONTEXT - 64, **greedy)
+        other = self.model.add_request("A story about a fox.", max_new_tokens=CONTEXT - 64, **GREEDY)
         times: list[float] = []
         reading = threading.Thread(target=_read_times, args=(other, times), daemon=True)
         reading.start()
         self._wait_for(other, times, WAIT_TOKENS)
         posted = time.perf_counter()
-        self.model.add_request(self._prompt(data), max_new_tokens=1, **greedy).result()
+        self.model.add_request(self._prompt(data), max_new_tokens=1, **GREEDY).result()
         answered = time.perf_counter()
         self._wait_for(other, times, len(times) + WAIT_TOKENS)
         other.cancel()
@@ -112,12 +116,13 @@ def _read_times(request: Any, times: list[float]) -> None:
 class LlamaCpp:
     """llama.cpp's mtmd, step by step as its `mtmd_helper_eval_chunks`."""
 
-    def load(self, text: str, projectors: list[str], threads: int) -> dict[str, Any]:
-        """Loads the text model, and the tower from each of `projectors`."""
+    def load(self, text: str, projectors: list[str], threads: int, around: str) -> dict[str, Any]:
+        """Loads the text model, and the tower from each of `projectors`. `around`: text before and after an image."""
         import llama_cpp
         from llama_cpp import mtmd_cpp
 
         self.llama, self.mtmd = llama_cpp, mtmd_cpp
+        self.prompt = around + mtmd_cpp.mtmd_default_marker().decode() + around + QUESTION
         self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
         for module, name in (
             (llama_cpp, "llama_log_set"),
@@ -140,9 +145,8 @@ class LlamaCpp:
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(vocab)
         return {"build": " ".join(llama_cpp.llama_print_system_info().decode().split())}
 
-    def first_token(self, image: str, tower: int = 0) -> dict[str, Any]:
-        import numpy as np
-
+    def answer(self, image: str, tower: int = 0, num_decoded: int = 0) -> dict[str, Any]:
+        """Sends an image to one of the towers. Returns the same as pace's."""
         data = Path(image).read_bytes()
         self.llama.llama_memory_clear(self.llama.llama_get_memory(self.context), False)
         begin = time.perf_counter()
@@ -167,10 +171,25 @@ class LlamaCpp:
                         self.mtmd.mtmd_helper_post_decode_callback(), None,
                     )  # fmt: skip
                 _check(code)
-            logits = np.ctypeslib.as_array(self.llama.llama_get_logits_ith(self.context, -1), (self.vocab_size,))
-            token = int(logits.argmax())
+            token = self._best_token()
         seconds = time.perf_counter() - begin
-        return {"seconds": seconds, "encode_s": encode_s, "tokens": tokens, "token": token}
+        rate = self._decode(token, num_decoded) if num_decoded else None
+        return {"seconds": seconds, "encode_s": encode_s, "tokens": tokens, "token": token, "rate": rate}
+
+    def _decode(self, token: int, count: int) -> float:
+        """Generates tokens after `token`. Returns tokens per second."""
+        begin = time.perf_counter()
+        for _ in range(count):
+            held = (self.llama.llama_token * 1)(token)
+            _check(self.llama.llama_decode(self.context, self.llama.llama_batch_get_one(held, 1)))
+            token = self._best_token()
+        return count / (time.perf_counter() - begin)
+
+    def _best_token(self) -> int:
+        import numpy as np
+
+        logits = np.ctypeslib.as_array(self.llama.llama_get_logits_ith(self.context, -1), (self.vocab_size,))
+        return int(logits.argmax())
 
     @contextmanager
     def _chunks(self, tower: Any, data: bytes) -> Iterator[Any]:
@@ -180,7 +199,7 @@ class LlamaCpp:
             tower, (ctypes.c_uint8 * len(data)).from_buffer_copy(data), len(data), False
         )
         chunks = mtmd.mtmd_input_chunks_init()
-        prompt = mtmd.mtmd_default_marker() + QUESTION.encode()
+        prompt = self.prompt.encode()
         text = mtmd.mtmd_input_text(prompt, len(prompt), False, True)
         try:
             _check(mtmd.mtmd_tokenize(tower, chunks, ctypes.byref(text), (ctypes.c_void_p * 1)(bitmap), 1))

@@ -128,7 +128,11 @@ PACE_INLINE Nibbles of_nibbles(Bytes a) { return a; }
 #if PACE_ISA_LEVEL >= 3
 using Factor = Bytes;
 PACE_INLINE Factor of_signed(Bytes a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8((char)0x80))}; }
-PACE_INLINE I32 dot(I32 acc, Factor w, Bytes x) { return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)}; }
+// Assembly, because g++ 12 copies the sums of a tile to other registers and back for each four k.
+PACE_INLINE I32 dot(I32 sum, Factor w, Bytes x) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(w.v), "v"(x.v));
+    return sum;
+}
 #else
 struct Factor {
     __m512i magnitude;
@@ -322,8 +326,13 @@ constexpr int kNibbleSumK = std::is_same_v<NibbleSum, SignedSum> ? 1 << 15 : 32;
 constexpr int kUnpackedBytes = kPairsOfProducts ? 128 : 64;
 #if PACE_ISA_LEVEL != 1 || PACE_HAS_VNNI
 using Unpacked = Factor;
+#if PACE_HAS_VNNI  // a Factor is bytes
+PACE_INLINE void store_unpacked(uint8_t* p, Bytes a) { store_bytes(p, of_signed(a)); }
+PACE_INLINE Unpacked load_unpacked(const uint8_t* p) { return load_bytes(p); }
+#else
 PACE_INLINE void store_unpacked(uint8_t* p, Bytes a) { store_bytes(p, a); }
 PACE_INLINE Unpacked load_unpacked(const uint8_t* p) { return of_signed(load_bytes(p)); }
+#endif
 PACE_INLINE I32 own_products(I32 sum, Unpacked) { return sum; }  // no own products
 #endif
 constexpr int kVectorBytes = 4 * kLanes;
