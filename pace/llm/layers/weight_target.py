@@ -129,7 +129,7 @@ class TensorSource:
     transposed: bool = False
     joined: bool = False
     matrices: int = 1
-    """As in `WeightTarget`."""
+    """Number of matrices in the rows of a transposed tensor."""
 
     @property
     def num_rows(self) -> int:

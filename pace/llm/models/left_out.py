@@ -1,4 +1,4 @@
-"""Causal language models of transformers that are not implemented, and why: an error says so."""
+"""Causal language models of transformers that are not implemented, with the reasons that errors give."""
 
 from __future__ import annotations
 

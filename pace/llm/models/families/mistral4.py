@@ -1,5 +1,5 @@
-"""The text part of Mistral Small 4: latent attention with queries that grow with the position, and DeepSeek-V2's
-experts, whose groups are chosen by their two best."""
+"""The text part of Mistral Small 4: latent attention, whose queries grow with the position. Experts are those of
+DeepSeek-V2, whose groups are chosen by their two best."""
 
 from __future__ import annotations
 

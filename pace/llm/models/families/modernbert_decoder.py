@@ -1,5 +1,5 @@
-"""Decoders of ModernBERT's form, such as Ettin: a norm after the embedding, gates, windows in two of three layers, and
-a product before the LM head."""
+"""Decoders of ModernBERT's form, such as Ettin. They have a norm after the embedding, gated MLPs, and a product before
+the LM head; two of three layers have a window."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ MIXTURE = {
     "first_k_dense_replace": 1,
 }
 
-INDEX = {"num_key_value_heads": 4, "index_head_dim": 8, "index_n_heads": 2, "index_topk": 64}
+INDEX = {"num_key_value_heads": 4, "index_head_dim": 8, "index_n_heads": 2, "index_topk": 512}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -103,9 +103,8 @@ LATENTS: list[tuple[str, str, dict[str, Any]]] = [
     ),
     (
         "mistral4",
-        "halves-constant",
+        "halves",
         {
-            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "llama_4_scaling_beta": 0.0, "partial_rotary_factor": 0.375},
             "rope_interleave": False,
             "attention_bias": True,
             "first_k_dense_replace": 0,
