@@ -326,7 +326,7 @@ constexpr int kNibbleSumK = std::is_same_v<NibbleSum, SignedSum> ? 1 << 15 : 32;
 constexpr int kUnpackedBytes = kPairsOfProducts ? 128 : 64;
 #if PACE_ISA_LEVEL != 1 || PACE_HAS_VNNI
 using Unpacked = Factor;
-#if PACE_HAS_VNNI  // a Factor is bytes
+#if PACE_HAS_VNNI && PACE_ISA_LEVEL < 5  // a Factor is bytes; tiles of AMX multiply int8
 PACE_INLINE void store_unpacked(uint8_t* p, Bytes a) { store_bytes(p, of_signed(a)); }
 PACE_INLINE Unpacked load_unpacked(const uint8_t* p) { return load_bytes(p); }
 #else

@@ -24,17 +24,17 @@ Submit = Callable[[list[TextTokens]], Future[Tensor]]
 
 async def run_in_parts(submit: Submit, texts: list[TextTokens]) -> Tensor:
     """Returns the rows of all texts, in order. If it is cancelled or one part fails, cancels the others."""
-    running: deque[asyncio.Future[Tensor]] = deque()
+    running: deque[Future[Tensor]] = deque()
     rows: list[Tensor] = []
     try:
         for part in parts_of(texts):
             if len(running) == PARTS_AT_ONCE:
                 rows.append(await _first(running))
-            running.append(asyncio.wrap_future(submit(part)))
+            running.append(submit(part))
         while running:
             rows.append(await _first(running))
     finally:
-        for future in running:
+        for future in running:  # at once: the future of an event loop would pass it on in the loop's next turn
             future.cancel()
     return torch.cat(rows)
 
@@ -53,8 +53,8 @@ def parts_of(texts: list[TextTokens]) -> Iterator[list[TextTokens]]:
         yield part
 
 
-async def _first(running: deque[asyncio.Future[Tensor]]) -> Tensor:
+async def _first(running: deque[Future[Tensor]]) -> Tensor:
     """Waits for the first part, which stays in `running` until it is done."""
-    rows = await running[0]
+    rows = await asyncio.wrap_future(running[0])
     running.popleft()
     return rows
