@@ -22,7 +22,7 @@ namespace pace {
 
 namespace {
 
-constexpr int kMXFP4 = 39, kWideQ2_0 = 142;
+constexpr int kMXFP4 = 39, kNVFP4 = 40, kWideQ2_0 = 142;
 
 // ---- The types: weights and bytes in a block, and `unpack`, which returns true if its scales are finite.
 
@@ -79,6 +79,18 @@ struct MXFP4 {
         unpack_fields<16, 16, 4>(b + 1, out.codes);
         *out.scales = power_of_two(b[0]);
         return b[0] != 255;
+    }
+};
+
+// A scale for each 16 weights, whose 8 bytes of codes follow those of the other scales.
+struct NVFP4 {
+    static constexpr int kWeights = 64, kBytes = 36;
+    static bool unpack(const uint8_t* b, const Arrays& out) {
+        for (int g = 0; g < 4; ++g) {
+            unpack_fields<8, 8, 4>(b + 4 + 8 * g, out.codes + 16 * g);
+            out.scales[g] = unsigned_e4m3(b[g]);
+        }
+        return true;
     }
 };
 
@@ -191,8 +203,8 @@ bool unpack_row(const uint8_t* row, int64_t blocks, Arrays out) {
             out.group_scales += kGroups, ++out.super_scales;
             if constexpr (kHasMins) out.group_mins += kGroups, ++out.super_mins;
         } else {
-            ++out.scales;
-            if constexpr (kHasMins) ++out.mins;
+            out.scales += kGroups;
+            if constexpr (kHasMins) out.mins += kGroups;
         }
     }
     return finite;
@@ -260,6 +272,8 @@ Type find_type(int number) {
             return type_of<TQ2_0, 2, false, 256>();
         case kMXFP4:
             return type_of<MXFP4, 4>();
+        case kNVFP4:
+            return type_of<NVFP4, 4, false, 16>();
         case 41:
             return type_of<Q1_0, 1, false, 128>();
         case 42:
@@ -368,8 +382,8 @@ static bool pack_rows_of_blocks(const PackBlocksOp& op, const Type& type, const 
     bool finite = true;
     for (int64_t i = 0; i < count; ++i)
         finite &= type.unpack_row(op.source.data + (r + i) * op.source.stride, op.blocks, row_of(arrays, type, h.k, i));
-    if (op.source.type == kMXFP4)  // its levels are stored as twice their values
-        for (int64_t i = 0; i < count * op.blocks; ++i) arrays.scales[i] *= 0.5f;
+    if (op.source.type == kMXFP4 || op.source.type == kNVFP4)  // their levels are stored as twice their values
+        for (int64_t i = 0; i < count * (h.k / type.group); ++i) arrays.scales[i] *= 0.5f;
     PackQuantizedOp pack = {
         op.weight, op.row + r, count, arrays.codes, h.k, arrays.scales, type.has_mins ? arrays.mins : nullptr,
         false,     0,          0};

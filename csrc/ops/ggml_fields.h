@@ -45,4 +45,11 @@ inline float power_of_two(uint8_t byte) {
     return byte == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, int(byte) - 127);
 }
 
+// A float of 4 bits of exponent and 3 of mantissa. Its sign is not used, and ggml reads the NaN 127 as zero.
+inline float unsigned_e4m3(uint8_t byte) {
+    const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+    if (byte == 127) return 0.0f;
+    return exponent ? std::ldexp(float(8 + mantissa), exponent - 10) : std::ldexp(float(mantissa), -9);
+}
+
 }  // namespace pace

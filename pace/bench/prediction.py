@@ -3,7 +3,7 @@ kernels reach.
 
     prefill   `for each step of 512 tokens  max(layer weights / read bandwidth, products / FMA peak)
               + attention over the pairs of positions / FMA peak + recurrences / FMA peak + the LM head, for one row`
-    decode    `max(weights / read bandwidth, products of the batch / FMA peak)
+    decode    `max(weights / read bandwidth or decoding of their codes / FMA peak, products of the batch / FMA peak)
               + max(keys and values / read bandwidth, attention / FMA peak)
               + max(states read and written / read bandwidth, recurrences / FMA peak)`
 
@@ -12,13 +12,13 @@ Convolutions and recurrences of layers with a state are predicted by the shares 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 
 from pace.bench.costs import Costs
 from pace.bench.limits import Limits
-from pace.ops.weight_layout import GRIDS, SMALL_CODES
 
 STEP_TOKENS = 512
 """Tokens of a prompt per step, as in the `Scheduler`."""
@@ -39,6 +39,9 @@ class Efficiency:
     """Share of the fp32 FMA peak, for attention of a decode step in which many query heads share a key head."""
     prefill_attention: float
     """Share of the fp32 FMA peak, for attention of a prefill."""
+    one_row: float = math.inf
+    """Share of the fp32 FMA peak for the products of one row, if decoding the codes may take longer than reading them.
+    Few rows take as long as one. Infinite if reading always takes longer."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,16 @@ AVX2_CODES = {
 """Measured on int4 models with an int8 embedding and LM head. These and the following shares are measured
 (benchmarks/RESULTS.md). Formats of the same code share one prediction, regardless of their groups, codebooks and
 minima."""
+AVX2_CODES |= {
+    "iq1_s": replace(AVX2_CODES["int4"], products=1.00, one_row=0.26),
+    "iq1_m": replace(AVX2_CODES["int4"], products=1.00, one_row=0.24),
+    "iq2_xxs": replace(AVX2_CODES["int4"], products=1.20, one_row=0.29),
+    "iq2_xs": replace(AVX2_CODES["int4"], products=1.20, one_row=0.27),
+    "iq2_s": replace(AVX2_CODES["int4"], products=1.20, one_row=0.27),
+    "iq3_xxs": replace(AVX2_CODES["int4"], products=1.20, one_row=0.20),
+    "iq3_s": replace(AVX2_CODES["int4"], products=1.20, one_row=0.19),
+}
+"""Points of grids take longer to look up than to read."""
 AVX2_VNNI_CODES = AVX2_CODES | {
     "int8": replace(AVX2_CODES["int8"], products=2.40),
     "int4": replace(AVX2_CODES["int4"], products=1.93),
@@ -73,18 +86,26 @@ VNNI_CODES = {
     "int4": replace(AVX2, weights=0.93, products=2.60),
     "float8": replace(AVX2, weights=0.65, products=0.81),
 }
+VNNI_CODES |= {
+    "iq1_s": replace(VNNI_CODES["int4"], products=2.00, one_row=0.17),
+    "iq1_m": replace(VNNI_CODES["int4"], products=2.00, one_row=0.16),
+    "iq2_xxs": replace(VNNI_CODES["int4"], products=2.00, one_row=0.46),
+    "iq2_xs": replace(VNNI_CODES["int4"], products=2.00, one_row=0.33),
+    "iq2_s": replace(VNNI_CODES["int4"], products=2.00, one_row=0.26),
+    "iq3_xxs": replace(VNNI_CODES["int4"], products=2.00, one_row=0.34),
+    "iq3_s": replace(VNNI_CODES["int4"], products=2.00, one_row=0.23),
+}
 """Shares of all instruction sets with VNNI and AVX-512. Integer products exceed the fp32 peak. `amx` multiplies many
 rows on tiles and has not been measured, so its prefill is probably underestimated."""
 
 
 def efficiency(isa: str, dtype: torch.dtype, code: str | None = None) -> Efficiency:
     """Returns the shares of the machine's limits that the kernels of an instruction set reach, for weights of a dtype
-    or in codes (`Costs.code`). Codes of 1 to 6 bits, in super-blocks or not, and points of grids use those of int4."""
+    or in codes (`Costs.code`). Codes of 3 to 6 bits, in super-blocks or not, use those of int4."""
     if code is not None:
-        code = "int4" if code in SMALL_CODES or code in GRIDS else code
-        if isa in ("avx512_vnni", "avx512_bf16", "amx"):
-            return VNNI_CODES[code]
-        return (AVX2_VNNI_CODES if isa.startswith("avx2_vnni") else AVX2_CODES)[code]
+        vnni = isa in ("avx512_vnni", "avx512_bf16", "amx")
+        shares = VNNI_CODES if vnni else AVX2_VNNI_CODES if isa.startswith("avx2_vnni") else AVX2_CODES
+        return shares.get(code) or shares["int4"]
     return AVX512_BF16 if dtype == torch.bfloat16 and isa in ("avx512_bf16", "amx") else AVX2
 
 
@@ -106,22 +127,26 @@ def predict(
     `head`: efficiency of the LM head; None if equal to `reached`."""
     bandwidth, peak, head = 1e9 * limits.read_gb_s, 1e9 * limits.fma_gflops, head or reached
 
-    def products(reached: Efficiency, weight_bytes: int, flops: int) -> float:
-        return max(weight_bytes / (reached.weights * bandwidth), flops / (reached.products * peak))
+    layer_bytes = {tokens: costs.step_weight_bytes(tokens) - costs.head_bytes for tokens in (1, batch, STEP_TOKENS)}
 
-    layer_bytes = costs.step_weight_bytes(STEP_TOKENS) - costs.head_bytes
+    def read_layers(tokens: int) -> float:
+        """Seconds to read and decode the weights of the layers that a step of `tokens` tokens uses."""
+        decoded = costs.layer_flops_per_token / layer_bytes[1] / (reached.one_row * peak)
+        return layer_bytes[tokens] * max(1 / (reached.weights * bandwidth), decoded)
+
+    def prompt_step(tokens: int) -> float:
+        return max(read_layers(STEP_TOKENS), tokens * costs.prompt_flops_per_token / (reached.products * peak))
+
+    read_head = max(costs.head_bytes / (head.weights * bandwidth), costs.head_flops / (head.one_row * peak))
     full_steps, rest = divmod(prompt, STEP_TOKENS)
-    prefill = full_steps * products(reached, layer_bytes, STEP_TOKENS * costs.prompt_flops_per_token)
-    if rest:
-        prefill += products(reached, layer_bytes, rest * costs.prompt_flops_per_token)
-    prefill += products(head, costs.head_bytes, costs.head_flops)
+    prefill = full_steps * prompt_step(STEP_TOKENS) + (prompt_step(rest) if rest else 0.0)
+    prefill += max(read_head, costs.head_flops / (head.products * peak))
     tokenwise = costs.state_flops_per_token / (reached.prefill_attention * peak)
     prefill += costs.prefill_attention_flops(prompt) / (reached.prefill_attention * peak) + prompt * tokenwise
 
-    read = (costs.step_weight_bytes(batch) - costs.head_bytes) / reached.weights + costs.head_bytes / head.weights
     multiplied = costs.layer_flops_per_token / reached.products + costs.head_flops / head.products
     attention_flops = batch * costs.decode_attention_flops(context)
-    decode = max(read / bandwidth, batch * multiplied / peak) + max(
+    decode = max(read_layers(batch) + read_head, batch * multiplied / peak) + max(
         batch * costs.kv_bytes(context) / (reached.cache * bandwidth),
         attention_flops / (reached.decode_attention * peak),
     )

@@ -45,9 +45,12 @@ def check_vector(name: str, tensor: Tensor, length: int, dtype: torch.dtype = to
 
 
 def check_head_weights(tensor: Tensor, heads: int, head_dim: int) -> int:
-    """Returns the address of contiguous float32 `[heads, head_dim]`."""
-    if tensor.dtype != torch.float32 or tensor.shape != (heads, head_dim) or not tensor.is_contiguous():
-        raise ValueError(f"weight must be contiguous float32 [{heads}, {head_dim}]; got {describe(tensor)}")
+    """Returns the address of contiguous float32 `[heads, head_dim]`, or `[head_dim]` for all heads."""
+    shapes = (heads, head_dim), (head_dim,)
+    if tensor.dtype != torch.float32 or tuple(tensor.shape) not in shapes or not tensor.is_contiguous():
+        raise ValueError(
+            f"weight must be contiguous float32 [{heads}, {head_dim}] or [{head_dim}]; got {describe(tensor)}"
+        )
     return tensor.data_ptr()
 
 

@@ -306,9 +306,9 @@ class ForwardOps(Protocol):
         """Replaces every head of `x [T, H, D]` by its `rms_norm` with one `weight [D]`. x may be a strided view with
         contiguous heads."""
 
-    def head_layer_norm_(self, x: Tensor, weight: Tensor, eps: float) -> None:
-        """Replaces every head of `x [T, H, D]` by its `layer_norm`, with `weight [H, D]` and without biases. x may be a
-        strided view with contiguous heads."""
+    def head_layer_norm_(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+        """Replaces every head of `x [T, H, D]` by its `layer_norm`, with `weight [H, D]`, or `[D]` for all heads, and
+        `bias [D]`. x may be a strided view with contiguous heads."""
 
     def rotary_(self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
         """Rotates the first R of the D elements of every head of `x [T, H, D]`, with `cos, sin [T, R / 2]`.

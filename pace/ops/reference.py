@@ -256,8 +256,9 @@ def head_rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
     x.copy_(rms_norm(x, weight, eps))
 
 
-def head_layer_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
-    x.copy_(layer_norm(x, None, None, eps) * weight.to(x.dtype))
+def head_layer_norm_(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+    y = layer_norm(x, None, None, eps) * weight.to(x.dtype)
+    x.copy_(y if bias is None else y + bias.to(x.dtype))
 
 
 # --------------------------------------------------------------------------------------------------------------

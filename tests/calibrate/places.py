@@ -12,7 +12,7 @@ FEWER_OF_FAMILY = {"gptj": 2, "phi": 2, "starcoder2": 3, "gpt_neox": 3, "gpt2": 
 FEWER_OF_FAMILY |= dict.fromkeys(("cohere", "cohere2", "cohere2_moe"), 3)
 FEWER_OF_FAMILY |= dict.fromkeys(("apertus", "apertus1p5_text", "bloom", "gpt_bigcode", "mpt"), 3)
 FEWER_OF_FAMILY |= {"codegen": 2, "falcon": 2, "nanochat": 2, "olmo": 2}
-FEWER_OF_FAMILY |= dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified_text"), 3)
+FEWER_OF_FAMILY |= dict.fromkeys(("dbrx", "gemma4", "gemma4_text", "gemma4_unified_text"), 3)
 """Scales do not pass through GELU, xIELU, limits or norms of values. Parallel layers have one norm, and some norms have
 no weights."""
 

@@ -97,6 +97,9 @@ HEALTHY = [
     ("qwen2", lambda name: "IQ3_XXS" if "down" in name else "IQ1_S" if "o_proj" in name else "IQ2_XXS", 12, WIDE),
     ("ministral3", "F16", 0, {}),
     ("granite_swa", "F16", 0, {"num_hidden_layers": 2}),
+    ("qwen3", "NVFP4", 0, WIDE),
+    ("dbrx", "F16", 0, {}),
+    ("mistral4", "F16", 12, {}),
 ]
 ENCODERS = [
     # (name in transformers, its class, types of matrices, config fields)

@@ -68,14 +68,16 @@ def test_head_rms_norm_works_in_place_on_a_view():
 
 
 @on_each_isa
-def test_head_layer_norm_works_in_place_on_a_view_with_weights_for_each_head():
+@pytest.mark.parametrize("has_one", [False, True], ids=["weights for each head", "one weight and a bias"])
+def test_head_layer_norm_works_in_place_on_a_view(has_one):
     fused = torch.randn(7, 6, 40, generator=torch.Generator().manual_seed(2))
-    weight = torch.randn(3, 40)
+    weight, bias = (torch.randn(40), torch.randn(40)) if has_one else (torch.randn(3, 40), None)
     got, expected = fused.clone(), fused.clone().double()
-    native.head_layer_norm_(got[:, 2:5], weight, 1e-6)
-    reference.head_layer_norm_(expected[:, 2:5], weight.double(), 1e-6)
+    native.head_layer_norm_(got[:, 2:5], weight, bias, 1e-6)
+    reference.head_layer_norm_(expected[:, 2:5], weight.double(), bias if bias is None else bias.double(), 1e-6)
     assert torch.equal(got[:, :2], fused[:, :2]) and torch.equal(got[:, 5:], fused[:, 5:])
-    each = [native.layer_norm(fused[:, 2 + h].contiguous(), weight[h], None, 1e-6) for h in range(3)]
+    weights = weight.expand(3, 40).contiguous()
+    each = [native.layer_norm(fused[:, 2 + h].contiguous(), weights[h], bias, 1e-6) for h in range(3)]
     assert torch.equal(got[:, 2:5], torch.stack(each, 1))
     # The bound of test_layer_norm, with elements, mean and deviation of about 1.
     assert ((got - expected).abs() <= 60 * EPS * (1 + fused[:, :6].abs().amax()) * weight.abs().max()).all()
@@ -107,8 +109,9 @@ def test_wrong_arguments_are_refused():
         ("x must", lambda: native.rms_norm(x.T, torch.randn(4), 1e-6)),
         ("x must", lambda: native.rms_norm(x.half(), w, 1e-6)),
         ("x must", lambda: native.head_rms_norm_(x, w, 1e-6)),
-        ("weight must", lambda: native.head_layer_norm_(torch.randn(4, 2, 8), torch.randn(8), 1e-6)),
-        ("weight must", lambda: native.head_layer_norm_(torch.randn(4, 2, 8), torch.randn(8, 2).T, 1e-6)),
+        ("weight must", lambda: native.head_layer_norm_(torch.randn(4, 2, 8), torch.randn(9), None, 1e-6)),
+        ("weight must", lambda: native.head_layer_norm_(torch.randn(4, 2, 8), torch.randn(8, 2).T, None, 1e-6)),
+        ("bias must", lambda: native.head_layer_norm_(torch.randn(4, 2, 8), w, torch.randn(2, 8), 1e-6)),
     ]:
         with pytest.raises(ValueError, match=message):
             call()

@@ -16,6 +16,7 @@ def _grid(code: str) -> WeightLayout:
 
 
 TERNARY = WeightLayout("int2", 256, offset=1)
+NVFP4 = BlockType(40, "NVFP4", 64, 36, WeightLayout("int4", 16, codebook="mxfp4"))
 Q2_0 = BlockType(42, "Q2_0", 64, 18, WeightLayout("int2", 64, offset=1))
 
 _TYPES = (
@@ -41,6 +42,7 @@ _TYPES = (
     BlockType(34, "TQ1_0", 256, 54, TERNARY),
     BlockType(35, "TQ2_0", 256, 66, TERNARY),
     BlockType(39, "MXFP4", 32, 17, WeightLayout("int4", 32, codebook="mxfp4")),
+    NVFP4,
     BlockType(41, "Q1_0", 128, 18, WeightLayout("int1", 128)),
     Q2_0,
 )
@@ -56,12 +58,13 @@ FILE_TYPES = {
     2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L",
     14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
     21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
-    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 40: "Q1_0", 41: "Q2_0",
+    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4", 40: "Q1_0",
+    41: "Q2_0",
 }  # fmt: skip
 """Names of mixtures of these types, by general.file_type (llama_ftype in include/llama.h of llama.cpp)."""
 
 OTHER_TYPES = {
-    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
-    36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 40: "NVFP4", 142: "PQ2_0", 143: "PTQ1_0",
+    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 142: "PQ2_0", 143: "PTQ1_0",
 }  # fmt: skip
 """Names of types that are not implemented."""

@@ -12,6 +12,8 @@ convert_hf_to_gguf.py of llama.cpp."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from pace.checkpoints.gguf.architectures.forms import AS_IT_IS, Form
 from pace.checkpoints.gguf.architectures.registry import ARCHITECTURES, find_architecture
-from pace.checkpoints.gguf.blocks import FILE_TYPES
+from pace.checkpoints.gguf.blocks import FILE_TYPES, NVFP4
 from pace.checkpoints.gguf.config import ROPE_FACTORS, read_config
 from pace.checkpoints.gguf.embedding import asks, dense_tensors, read_pooling
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
@@ -31,6 +33,7 @@ from pace.checkpoints.gguf.tokens import rename_tokens
 from pace.checkpoints.reader import PIECE_BYTES, OpenFiles, row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
 from pace.ops.blocks import BlockRows, BlockType
+from pace.ops.weight_layout import QuantizedRows
 
 
 class GgufCheckpoint(OpenFiles):
@@ -80,7 +83,10 @@ class GgufCheckpoint(OpenFiles):
         """True if pairs of texts are written into the prompt of Qwen3-Reranker, for a classifier of its answers."""
         self.after_pooling = dense_tensors(self.metadata, self._sources.keys())
         """Matrices `[out, in]` that apply to pooled rows, in order. They are not in `tensors`."""
+        self._factors_of = dict(self._scaled())
+        """Matrix -> the tensor of its factors."""
         unused = [name for name, source in self._sources.items() if self._is_unused(source)]
+        unused += [*self._factors_of.values(), *self._input_scales()]
         self.tensors = {name: self._info(name) for name in self._sources if name not in unused}
 
     def add_towers(self, mmproj: Path) -> None:
@@ -122,6 +128,35 @@ class GgufCheckpoint(OpenFiles):
         num_used = self.config["num_hidden_layers"] + ("nextn.eh_proj" in self._architecture.names.inner)
         return int(found[1]) >= num_used
 
+    def _scaled(self) -> Iterator[tuple[str, str]]:
+        """Yields the NVFP4 matrices with factors, and the tensors of these: one number for each matrix of a stack.
+        Raises ValueError for tensors of other shapes."""
+        names = {source: name for name, source in self._sources.items()}
+        for name, source in self._sources.items():
+            factors = names.get(f"{source.removesuffix('weight')}scale")
+            is_matrix = self._kind(name) is NVFP4 and len(self._tensor(name).shape) in (2, 3)
+            if not is_matrix or factors is None or not factors.endswith(".scale"):
+                continue
+            counts, shape = (1, *self._tensor(name).shape[:-2]), self._tensor(factors).shape
+            if len(shape) != 1 or shape[0] not in (counts[0], counts[-1]):
+                raise ValueError(
+                    f"{self._shown(factors)} must have one number for each matrix of {source!r}; its shape is "
+                    f"{list(shape)}"
+                )
+            yield name, factors
+
+    def _input_scales(self) -> Iterator[str]:
+        """Yields the scales of inputs that NVFP4 matrices have. They are not used."""
+        of_matrices = {
+            f"{source.removesuffix('weight')}input_scale"
+            for name, source in self._sources.items()
+            if self._kind(name) is NVFP4
+        }
+        yield from (name for name, source in self._sources.items() if source in of_matrices)
+
+    def _kind(self, name: str) -> torch.dtype | BlockType:
+        return self._files[name].tensors[self._sources[name]].kind
+
     def _tensor(self, name: str) -> GgufTensor:
         tensor = self._files[name].tensors[self._sources[name]]
         return tensor._replace(shape=self._form(name).shape(tensor.shape))
@@ -156,9 +191,9 @@ class GgufCheckpoint(OpenFiles):
             return TensorInfo(tensor.kind.layout if len(tensor.shape) in (2, 3) else torch.float32, tensor.shape)
         return TensorInfo(tensor.kind, tensor.shape)
 
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor | BlockRows:
-        """Reads rows [start, stop) of a tensor (all by default), in its stored dtype or as `BlockRows`. Rows of a stack
-        of matrices are counted through all of them.
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor | BlockRows | QuantizedRows:
+        """Reads rows [start, stop) of a tensor (all by default), in its stored dtype or as `BlockRows`. Those of a
+        matrix with factors are `QuantizedRows`. Rows of a stack of matrices are counted through all of them.
 
         Returns a read-only view of the file if possible. Raises KeyError for a name not in `tensors`."""
         tensor = self._tensor(name)
@@ -168,10 +203,21 @@ class GgufCheckpoint(OpenFiles):
                 whole = whole[hub_order(range(whole.shape[0]), whole.shape[0] // heads)]
             whole = whole.flatten(0, -2) if len(tensor.shape) > 3 else whole
             return whole[start:stop] if tensor.shape else whole
-        raw = self._raw(name, range(tensor.num_rows)[start:stop])
-        if isinstance(tensor.kind, BlockType):
-            return BlockRows(tensor.kind, raw, self._shown(name))
-        return _as_floats(raw, tensor.kind)
+        numbers = range(tensor.num_rows)[start:stop]
+        raw = self._raw(name, numbers)
+        if not isinstance(tensor.kind, BlockType):
+            return _as_floats(raw, tensor.kind)
+        rows = BlockRows(tensor.kind, raw, self._shown(name))
+        return self._multiplied(rows, self._factors_of[name], tensor, numbers) if name in self._factors_of else rows
+
+    def _multiplied(self, rows: BlockRows, factors: str, tensor: GgufTensor, numbers: range) -> QuantizedRows:
+        """Multiplies the scales of rows `numbers` of a tensor by the factors of their matrices. Raises ValueError for
+        factors that are NaN or infinite."""
+        values, unpacked = self._floats(factors).float(), rows.unpack()
+        if not values.isfinite().all():
+            raise ValueError(f"{self._shown(factors)} has NaN or infinite numbers: the file is damaged")
+        of_rows = values[torch.arange(numbers.start, numbers.stop) // max(1, tensor.num_rows // len(values))]
+        return replace(unpacked, scales=unpacked.scales * of_rows[:, None])
 
     def _raw(self, name: str, rows: range) -> Tensor:
         """Stored bytes of a matrix's rows, in the Hub's order."""
@@ -206,6 +252,12 @@ class GgufCheckpoint(OpenFiles):
                 f"{self._shown(name)} has {rows[0]} rows; {heads} heads need a multiple of {2 * heads} rows"
             )
         return heads
+
+    def read_integers(self, name: str) -> Tensor:
+        """Reads a whole tensor of integers as int64. Raises NotImplementedError if it has another type."""
+        if self._tensor(name).kind != torch.int64:
+            raise NotImplementedError(f"{self._shown(name)} must have integers of 64 bits (I64)")
+        return self._floats(name).long()
 
     def column_order(self, name: str) -> None:
         """Returns None: no GGUF type reorders its columns."""

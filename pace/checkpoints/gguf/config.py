@@ -50,7 +50,7 @@ OTHER_KEYS = {
     *("attention.sliding_window", "attention.sliding_window_pattern", "attention.shared_kv_layers"),
     *("attention.key_length_swa", "attention.value_length_swa"),
     "embedding_length_per_layer_input",
-    *("attention.rope_pattern", "attention.temperature_scale"),
+    *("attention.rope_pattern", "attention.temperature_scale", "attention.temperature_length"),
     *("expert_shared_feed_forward_length", "expert_gating_func", "nextn_predict_layers"),
     *("rope.dimension_count", "rope.dimension_count_swa", "rope.freq_base", "rope.freq_base_swa"),
     "rope.scale_linear",
@@ -64,6 +64,7 @@ OTHER_KEYS = {
     *("n_deepstack_layers", "vocab_size", "tensor_data_layout"),
     *("pooling_type", "classifier.pooling_type", "classifier.output_labels", "hidden_activation"),
     *(f"{dense}_feat_{end}" for dense in DENSE for end in ("in", "out")),
+    "target_layers",
 }
 """Further keys that are read, or that change nothing."""
 KEYED_FIELDS = (CONFIG_KEYS, PER_LAYER_KEYS, *(architecture.keys for architecture in ARCHITECTURES))
@@ -107,6 +108,8 @@ def read_config(
     fields[architecture.layer_norms or "rms_norm_eps"] = shortest(value)
     fields["head_dim"] = _head_dim(keys, fields, architecture.latent) if architecture.attends else 0
     embedding = shapes.get(on_hub("token_embd.weight"))
+    if embedding is None and not architecture.embeds:
+        embedding = keys.read("vocab_size"), fields["hidden_size"]
     if embedding is None or len(embedding) != 2:
         raise ValueError(
             f"{metadata.path} has no matrix token_embd.weight; its tensors are damaged or not a language model's"

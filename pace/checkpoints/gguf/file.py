@@ -45,6 +45,8 @@ MAX_ELEMENTS = 1 << 62
 
 FLOAT_TYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16, 28: torch.float64}
 """ggml's type number -> dtype."""
+INTEGER_TYPES = {27: torch.int64}
+"""The same for numbers that are no weights: token ids of a drafter."""
 NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 """Types of values: number -> numpy's name."""
 STRING, ARRAY = 8, 9
@@ -301,7 +303,7 @@ class _Header:
         number, offset = self._number("<I"), self._number("<Q")
         if prod(max(1, size) for size in shape) > MAX_ELEMENTS:
             raise ValueError(f"{where} has the shape {list(shape)}, which no file can hold")
-        kind = FLOAT_TYPES.get(number) or BLOCK_TYPES.get(number)
+        kind = FLOAT_TYPES.get(number) or INTEGER_TYPES.get(number) or BLOCK_TYPES.get(number)
         if kind is None:
             known = [str(dtype).removeprefix("torch.") for dtype in FLOAT_TYPES.values()] + [
                 block.name for block in BLOCK_TYPES.values()

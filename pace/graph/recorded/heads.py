@@ -10,9 +10,9 @@ from torch import Tensor
 from pace import _C
 from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
 from pace.graph.symbols import HeadRows, LayerKv, Rows, Slots, Spans, SymbolicAngles
-from pace.ops.checks import check_head_weights, check_vector
+from pace.ops.checks import check_vector
 from pace.ops.kernels import attention as attention_kernels
-from pace.ops.kernels.norm import NormParameters
+from pace.ops.kernels.norm import NormParameters, head_layer_norm_parameters
 from pace.ops.protocol import AttentionOptions
 
 
@@ -35,9 +35,9 @@ def head_rms_norm_(x: HeadRows, weight: Tensor, eps: float) -> None:
     x.recording.append(NormHeads(x.heads, NormParameters("rms", weight, None, eps)))
 
 
-def head_layer_norm_(x: HeadRows, weight: Tensor, eps: float) -> None:
-    check_head_weights(weight, x.heads.count, x.heads.head_dim)
-    x.recording.append(NormHeads(x.heads, NormParameters("layer", weight, None, eps)))
+def head_layer_norm_(x: HeadRows, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+    parameters = head_layer_norm_parameters(x.heads.count, x.heads.head_dim, weight, bias, eps)
+    x.recording.append(NormHeads(x.heads, parameters))
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from pace.llm.layers.norm import (
     NoHeadNorm,
     NoNorm,
     RMSNorm,
+    SharedHeadLayerNorm,
     UnitNorm,
     WholeNorm,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "ScaledMLP",
     "ScaledVectors",
     "SharedAttention",
+    "SharedHeadLayerNorm",
     "ShortConvolution",
     "SplitLMHead",
     "Temperature",

@@ -18,7 +18,7 @@ from pace.llm.layers.base import Layer
 from pace.llm.layers.experts import ExpertLinear, Form
 from pace.llm.layers.linear import Linear
 from pace.llm.layers.norm import HeadNorm, RMSNorm
-from pace.llm.layers.rotary import Angles, NoRotary, Rotary
+from pace.llm.layers.rotary import Angles, NoRotary, Rotary, Temperature
 from pace.llm.layers.weight_target import Piece, RowRange, TensorSource, WeightTarget
 from pace.ops.protocol import AttentionOptions, ForwardOps
 
@@ -62,6 +62,8 @@ class LatentAttention(Layer):
         self.cache = cache
         self.rotary = rotary
         self.scale = scale
+        self.temperature: Temperature | NoRotary = NoRotary()
+        """Multiplies queries."""
 
     def add_gate(self, name: str, num_rows: int, activation: str) -> None:
         """Adds a gate of the values, as `Attention.add_gate` does."""
@@ -82,6 +84,7 @@ class LatentAttention(Layer):
         residual: Tensor | None = None,
     ) -> Tensor:
         q, latent, key, gate = self._heads(ops, self.down(ops, x))
+        self.temperature.rotate_(ops, q, angles)
         latent_q = ops.heads_linear(q[:, :, : self.nope_dim], self.keys_up.stack)
         q = q[:, :, self.nope_dim :]
         self.latent_norm(ops, latent)

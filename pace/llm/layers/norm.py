@@ -122,7 +122,14 @@ class HeadLayerNorm(Layer):
         self.eps = eps
 
     def __call__(self, ops: ForwardOps, x: Tensor) -> None:
-        ops.head_layer_norm_(x, self.weight.values.view(-1, self.head_dim), self.eps)
+        ops.head_layer_norm_(x, self.weight.values.view(-1, self.head_dim), None, self.eps)
+
+
+class SharedHeadLayerNorm(LayerNorm):
+    """The layer norm of every head of `x [T, H, D]` in place, with one weight and one bias for all heads."""
+
+    def __call__(self, ops: ForwardOps, x: Tensor) -> None:
+        ops.head_layer_norm_(x, self.weight.values, self.bias.values, self.eps)
 
 
 class WholeNorm(RMSNorm):

@@ -173,11 +173,12 @@ def fillings(reader: TensorReader, name: str, targets: list[WeightTarget]) -> It
             yield partial(_fill_rows, reader, name, targets, start, stop)
         return
     dtype, (*stack, k, n) = reader.tensors[name][0], targets[0].shape
+    matrices, k = math.prod(stack) * targets[0].matrices, k // targets[0].matrices
     least = MIN_BAND_BYTES // dtype.itemsize
     width = max(least, PIECE_BYTES // max(1, k * dtype.itemsize) // 16 * 16)
-    for matrix in range(math.prod(stack)):
+    for matrix in range(matrices):
         for first in range(0, n, width):
-            yield partial(_fill_columns, reader, name, targets, matrix, range(first, min(n, first + width)))
+            yield partial(_fill_columns, reader, name, targets, matrix, k, range(first, min(n, first + width)))
 
 
 def _fill_rows(reader: TensorReader, name: str, targets: list[WeightTarget], start: int, stop: int) -> int:
@@ -202,9 +203,11 @@ def _fill_joined(reader: TensorReader, name: str, targets: list[WeightTarget], s
     return num_bytes
 
 
-def _fill_columns(reader: TensorReader, name: str, targets: list[WeightTarget], matrix: int, columns: range) -> int:
-    """Transposes a band of columns of one matrix `[K, n]` of a stack, while its rows are read in pieces."""
-    dtype, (*_, k, n) = reader.tensors[name][0], targets[0].shape
+def _fill_columns(
+    reader: TensorReader, name: str, targets: list[WeightTarget], matrix: int, k: int, columns: range
+) -> int:
+    """Transposes a band of columns of one matrix `[k, n]` of a stack, while its rows are read in pieces."""
+    dtype, n = reader.tensors[name][0], targets[0].shape[-1]
     turned = torch.empty(len(columns), k, dtype=dtype)
     step = max(1, PIECE_BYTES // max(1, n * dtype.itemsize))
     for top in range(0, k, step):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch
+from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm.layers import Attention, Block, Embedding, GatedMLP, Linear, LMHead, RMSNorm
 from pace.llm.layers.block import MixerBlocks, Norm
@@ -217,7 +218,7 @@ class Eagle3ForCausalLM(DraftHeadModel, LlamaForCausalLM):
 def read_target_ids(reader: TensorReader, count: int, vocab_size: int) -> Tensor:
     """Reads `d2t`, the difference between the token and the number of each logit. Raises ValueError unless it gives
     `count` different tokens."""
-    if not isinstance(reader, CheckpointReader) or "d2t" not in reader.tensors:
+    if not isinstance(reader, (CheckpointReader, GgufCheckpoint)) or "d2t" not in reader.tensors:
         raise ValueError(
             f"this EAGLE-3 drafter has logits of {count} of {vocab_size} tokens, and no tensor d2t of them"
         )

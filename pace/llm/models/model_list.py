@@ -21,6 +21,7 @@ from pace.llm.models.families.codegen import CodeGenForCausalLM
 from pace.llm.models.families.cohere import Cohere2ForCausalLM, CohereForCausalLM
 from pace.llm.models.families.cohere2_moe import Cohere2MoeForCausalLM
 from pace.llm.models.families.cwm import CwmForCausalLM
+from pace.llm.models.families.dbrx import DbrxForCausalLM
 from pace.llm.models.families.deepseek_v2 import DeepseekV2ForCausalLM
 from pace.llm.models.families.deepseek_v3 import DeepseekV3ForCausalLM
 from pace.llm.models.families.dots1 import Dots1ForCausalLM
@@ -30,6 +31,8 @@ from pace.llm.models.families.exaone4 import Exaone4ForCausalLM
 from pace.llm.models.families.exaone_moe import ExaoneMoeForCausalLM
 from pace.llm.models.families.falcon import FalconForCausalLM
 from pace.llm.models.families.falcon_h1 import FalconH1ForCausalLM
+from pace.llm.models.families.flex_olmo import FlexOlmoForCausalLM
+from pace.llm.models.families.flint import FlintForCausalLM
 from pace.llm.models.families.gemma import GemmaForCausalLM
 from pace.llm.models.families.gemma2 import Gemma2ForCausalLM, VaultGemmaForCausalLM
 from pace.llm.models.families.gemma3 import Gemma3ForConditionalGeneration
@@ -53,6 +56,7 @@ from pace.llm.models.families.granitemoehybrid import GraniteMoeHybridForCausalL
 from pace.llm.models.families.helium import HeliumForCausalLM
 from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
+from pace.llm.models.families.hy_v3 import HYV3ForCausalLM
 from pace.llm.models.families.hyperclovax import HyperCLOVAXForCausalLM
 from pace.llm.models.families.idefics3 import Idefics3ForConditionalGeneration
 from pace.llm.models.families.internlm2 import InternLM2ForCausalLM
@@ -60,7 +64,15 @@ from pace.llm.models.families.internvl import InternVLForConditionalGeneration
 from pace.llm.models.families.internvl_chat import InternVLChatModel
 from pace.llm.models.families.kimi_k25 import KimiK25ForConditionalGeneration
 from pace.llm.models.families.kimi_linear import KimiLinearForCausalLM
+from pace.llm.models.families.kolibri1 import Kolibri1ForCausalLM
 from pace.llm.models.families.laguna import LagunaForCausalLM
+from pace.llm.models.families.lara_mini import LaraMiniForCausalLM
+from pace.llm.models.families.latent_mixtures import (
+    AXK1ForCausalLM,
+    DeepseekV32ForCausalLM,
+    GlmMoeDsaForCausalLM,
+    SarvamMLAForCausalLM,
+)
 from pace.llm.models.families.lfm2 import Lfm2ForCausalLM
 from pace.llm.models.families.lfm2_moe import Lfm2MoeForCausalLM
 from pace.llm.models.families.lfm2_vl import Lfm2VlForConditionalGeneration
@@ -78,7 +90,9 @@ from pace.llm.models.families.minimax_m2 import MiniMaxM2ForCausalLM
 from pace.llm.models.families.ministral3 import Ministral3ForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
 from pace.llm.models.families.mistral3 import Mistral3ForConditionalGeneration
+from pace.llm.models.families.mistral4 import Mistral4ForCausalLM
 from pace.llm.models.families.mixtral import MixtralForCausalLM
+from pace.llm.models.families.modernbert_decoder import ModernBertDecoderForCausalLM
 from pace.llm.models.families.mpt import MptForCausalLM
 from pace.llm.models.families.nemotron_h import NemotronHForCausalLM
 from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM, OlmoForCausalLM
@@ -86,6 +100,7 @@ from pace.llm.models.families.olmo_hybrid import OlmoHybridForCausalLM
 from pace.llm.models.families.olmoe import OlmoeForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
 from pace.llm.models.families.paddleocr_vl import PaddleOCRVLForConditionalGeneration
+from pace.llm.models.families.persimmon import PersimmonForCausalLM
 from pace.llm.models.families.phi import PhiForCausalLM
 from pace.llm.models.families.phi3 import Phi3ForCausalLM
 from pace.llm.models.families.phimoe import PhimoeForCausalLM
@@ -117,6 +132,7 @@ from pace.llm.models.families.ungated import (
     NemotronForCausalLM,
 )
 from pace.llm.models.families.youtu import YoutuForCausalLM
+from pace.llm.models.left_out import reason_of
 from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 
@@ -125,6 +141,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Apertus1p5ForConditionalGeneration,
     ApertusForCausalLM,
     ArceeForCausalLM,
+    AXK1ForCausalLM,
     BailingHybridForCausalLM,
     BailingMoeV2ForCausalLM,
     BambaForCausalLM,
@@ -136,7 +153,9 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Cohere2MoeForCausalLM,
     CohereForCausalLM,
     CwmForCausalLM,
+    DbrxForCausalLM,
     DeepseekV2ForCausalLM,
+    DeepseekV32ForCausalLM,
     DeepseekV3ForCausalLM,
     Dots1ForCausalLM,
     Ernie4_5_MoeForCausalLM,
@@ -146,6 +165,8 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     ExaoneMoeForCausalLM,
     FalconForCausalLM,
     FalconH1ForCausalLM,
+    FlexOlmoForCausalLM,
+    FlintForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma4ForConditionalGeneration,
@@ -155,6 +176,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Glm4MoeForCausalLM,
     Glm4MoeLiteForCausalLM,
     GlmForCausalLM,
+    GlmMoeDsaForCausalLM,
     GPT2LMHeadModel,
     GPTBigCodeForCausalLM,
     GPTJForCausalLM,
@@ -170,6 +192,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     HunYuanDenseV1ForCausalLM,
     HunYuanMoEV1ForCausalLM,
     HyperCLOVAXForCausalLM,
+    HYV3ForCausalLM,
     Idefics3ForConditionalGeneration,
     InternLM2ForCausalLM,
     InternLM3ForCausalLM,
@@ -179,7 +202,9 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Jais2ForCausalLM,
     KimiK25ForConditionalGeneration,
     KimiLinearForCausalLM,
+    Kolibri1ForCausalLM,
     LagunaForCausalLM,
+    LaraMiniForCausalLM,
     Lfm2ForCausalLM,
     Lfm2MoeForCausalLM,
     Lfm2VlForConditionalGeneration,
@@ -196,8 +221,10 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     MiniMaxM2ForCausalLM,
     Ministral3ForCausalLM,
     Mistral3ForConditionalGeneration,
+    Mistral4ForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
+    ModernBertDecoderForCausalLM,
     MptForCausalLM,
     NanoChatForCausalLM,
     NemotronForCausalLM,
@@ -209,6 +236,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     OlmoHybridForCausalLM,
     OPTForCausalLM,
     PaddleOCRVLForConditionalGeneration,
+    PersimmonForCausalLM,
     Phi3ForCausalLM,
     PhiForCausalLM,
     PhimoeForCausalLM,
@@ -225,6 +253,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Qwen3OmniMoeForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
+    SarvamMLAForCausalLM,
     SarvamMoEForCausalLM,
     SeedOssForCausalLM,
     SmolLM3ForCausalLM,
@@ -251,7 +280,12 @@ MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES
 
 DRAFTERS = frozenset({*eagle3.ARCHITECTURES, *gemma4_assistant.CONFIGS})
 """Architectures of drafters, which are loaded with their target."""
-OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1", "lfm2-vl": "lfm2vl"}
+OTHER_STEMS = {
+    "hunyuanv1dense": "hunyuandensev1",
+    "hunyuanv1moe": "hunyuanmoev1",
+    "lfm2-vl": "lfm2vl",
+    "modernbert-decoder": "modernbertdecoder",
+}
 """Stems of a model_type that differ from the class's stem."""
 
 
@@ -303,6 +337,8 @@ def find_family(raw: Any, embeds: bool = False) -> type[BaseModelForCausalLM]:
             f"{drafter} drafts for another model and does not run alone; load that model with "
             "spec_config=DraftModelConfig(...) of this checkpoint"
         )
+    if reason := reason_of(names[0]):
+        raise NotImplementedError(f"the architecture {shown(names[0])} is not implemented: {reason}")
     raise NotImplementedError(
         f"the architecture {shown(names[0])} is not implemented; implemented: "
         f"{', '.join([*(ENCODER_LIST if embeds else ()), *MODEL_LIST])}"

@@ -77,10 +77,19 @@ def head_rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
     _C.head_norm(x, NormParameters("rms", weight, None, eps))
 
 
-def head_layer_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
+def head_layer_norm_(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> None:
     _, heads, head_dim = check_heads("x", x)
+    _C.head_norm(x, head_layer_norm_parameters(heads, head_dim, weight, bias, eps))
+
+
+def head_layer_norm_parameters(
+    heads: int, head_dim: int, weight: Tensor, bias: Tensor | None, eps: float
+) -> NormParameters:
+    """Checks the parameters of a `head_layer_norm_`. Raises ValueError."""
     check_head_weights(weight, heads, head_dim)
-    _C.head_norm(x, NormParameters("layer", weight, None, eps))
+    if bias is not None:
+        check_vector("bias", bias, head_dim)
+    return NormParameters("layer", weight, bias, eps)
 
 
 def _norm(x: Tensor, norm: NormParameters) -> Tensor:

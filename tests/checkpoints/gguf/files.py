@@ -22,6 +22,7 @@ from tests.quant import ternary_types
 
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2",
+    "phi": "phi2",
     "gemma3_text": "gemma3", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2",
     "glm": "chatglm", "glm4": "glm4", "ernie4_5": "ernie4_5", "hunyuan_v1_dense": "hunyuan-dense",
     "cohere": "command-r", "cohere2": "cohere2", "minicpm": "minicpm", "starcoder2": "starcoder2",
@@ -64,6 +65,7 @@ def write_gguf(
     config = json.loads((folder / "config.json").read_text())
     config = config.get("thinker_config", config)
     config |= {**config.get("text_config", {}), "model_type": config["model_type"]}
+    config = mixture_files.flat_dbrx(config) if config["model_type"] == "dbrx" else config
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_shard)
     rope = add_config(writer, config)
@@ -134,6 +136,8 @@ def rearranged(state: dict[str, Tensor], config: dict[str, Any], back: bool = Fa
             else tensor
             for name, tensor in state.items()
         }
+    if family == "dbrx" and not back:
+        return mixture_files.of_dbrx(state, config)
     if family in (*mixture_files.ARCHITECTURES, *latent_files.MIXTURES) and not back:
         state = mixture_files.arranged(state)
     if family in latent_files.ARCHITECTURES and not back:
@@ -301,13 +305,14 @@ def add_factors(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         "logit_scale": writer.add_logit_scale,
         "attn_logit_softcapping": writer.add_attn_logit_softcapping,
         "final_logit_softcapping": writer.add_final_logit_softcapping,
+        "clip_qkv": writer.add_clamp_kqv,
     }.items():
         if config.get(field) is not None:
             add(config[field])
 
 
 LAYER_NORMS = {"starcoder2": "norm_epsilon"} | dict.fromkeys(
-    ("stablelm", "gpt_neox", "cohere", "cohere2", "cohere2_moe"), "layer_norm_eps"
+    ("phi", "stablelm", "gpt_neox", "cohere", "cohere2", "cohere2_moe", "dbrx"), "layer_norm_eps"
 )
 
 

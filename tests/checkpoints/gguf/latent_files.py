@@ -12,9 +12,10 @@ ARCHITECTURES = {
     "deepseek_v3": "deepseek2",
     "glm4_moe_lite": "deepseek2",
     "minicpm3": "minicpm3",
+    "mistral4": "mistral4",
 }
 """GGUF's architecture names by model_type."""
-MIXTURES = tuple(name for name, architecture in ARCHITECTURES.items() if architecture == "deepseek2")
+MIXTURES = tuple(name for name, architecture in ARCHITECTURES.items() if architecture != "minicpm3")
 
 
 def arranged(state: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tensor]:
@@ -54,8 +55,10 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any], split: bool = True
     kinds = config.get("mlp_layer_types")
     if kinds:
         writer.add_leading_dense_block_count(kinds.index("sparse"))
-    is_sigmoid = config["model_type"] != "deepseek_v2"
+    is_sigmoid = config["model_type"] not in ("deepseek_v2", "mistral4")
     types = gguf.ExpertGatingFuncType
     writer.add_expert_gating_func(types.SIGMOID if is_sigmoid else types.SOFTMAX)
     if mscale := (config.get("rope_parameters") or {}).get("mscale_all_dim"):
         writer.add_rope_scaling_yarn_log_mul(0.1 * mscale)
+    if scale := (config.get("rope_parameters") or {}).get("llama_4_scaling_beta"):
+        writer.add_attn_temperature_scale(scale)

@@ -14,9 +14,9 @@ ARCHITECTURES = {
     "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "granitemoe": "granitemoe",
     "granitemoeshared": "granitemoe", "gpt_oss": "gpt-oss", "hunyuan_v1_moe": "hunyuan-moe",
     "ernie4_5_moe": "ernie4_5-moe", "glm4_moe": "glm4moe", "phimoe": "phimoe", "llama4_text": "llama4",
-    "afmoe": "afmoe", "bailing_moe_v2": "bailingmoe2", "cohere2_moe": "cohere2moe", "dots1": "dots1",
+    "afmoe": "afmoe", "bailing_moe_v2": "bailingmoe2", "cohere2_moe": "cohere2moe", "dbrx": "dbrx", "dots1": "dots1",
     "exaone_moe": "exaone-moe", "laguna": "laguna", "mellum": "mellum", "minimax_m2": "minimax-m2",
-    "sarvam_moe": "bailingmoe2", "solar_open": "glm4moe",
+    "hy_v3": "hy_v3", "sarvam_moe": "bailingmoe2", "solar_open": "glm4moe",
 }  # fmt: skip
 """GGUF's architecture names by model_type."""
 PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
@@ -46,6 +46,35 @@ NAMES = {
     r"post_mlp_layernorm\.weight": "post_ffw_norm.weight",
 }
 """Pattern of a tensor's name in a layer -> GGUF's name."""
+
+
+def flat_dbrx(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of a DBRX with the usual names of fields."""
+    attention, experts = config["attn_config"], config["ffn_config"]
+    return config | {
+        "hidden_size": config["d_model"],
+        "intermediate_size": experts["ffn_hidden_size"],
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": config["max_seq_len"],
+        "num_attention_heads": config["n_heads"],
+        "num_experts": experts["moe_num_experts"],
+        "num_experts_per_tok": experts["moe_top_k"],
+        "num_hidden_layers": config["n_layers"],
+        "num_key_value_heads": attention["kv_n_heads"],
+        "clip_qkv": attention["clip_qkv"],
+    }
+
+
+def of_dbrx(state: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tensor]:
+    """Stacks the experts of a DBRX, `[E, N, K]`."""
+    found, shape = {}, (config["num_experts"], config["intermediate_size"], config["hidden_size"])
+    for name, tensor in state.items():
+        if expert := re.fullmatch(r"transformer\.blocks\.(\d+)\.ffn\.experts\.mlp\.(w1|v1|w2)", name):
+            stack = tensor.view(shape)
+            part = {"w1": "gate", "v1": "up", "w2": "down"}[expert[2]]
+            name, tensor = f"blk.{expert[1]}.ffn_{part}_exps.weight", stack if part != "down" else stack.transpose(1, 2)
+        found[name] = tensor
+    return found
 
 
 def arranged(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -94,7 +123,7 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_expert_count(next(config[name] for name in counts if name in config))
     writer.add_expert_used_count(used if isinstance(used, int) else used[0])
     inner = config.get("moe_intermediate_size") or config["intermediate_size"]
-    if config["model_type"] not in ("mixtral", "granitemoe", "granitemoeshared", "olmoe", "phimoe"):
+    if config["model_type"] not in ("mixtral", "granitemoe", "granitemoeshared", "olmoe", "phimoe", "dbrx"):
         writer.add_expert_feed_forward_length(inner)
     if shared := config.get("shared_expert_intermediate_size") or config.get("shared_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(shared)
@@ -110,6 +139,7 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         "routed_scaling_factor": writer.add_expert_weights_scale,
         "moe_routed_scaling_factor": writer.add_expert_weights_scale,
         "route_scale": writer.add_expert_weights_scale,
+        "router_scaling_factor": writer.add_expert_weights_scale,
         "n_group": writer.add_expert_group_count,
         "topk_group": writer.add_expert_group_used_count,
     }.items():
@@ -134,6 +164,7 @@ SIGMOIDS = (
     "dots1",
     "exaone_moe",
     "glm4_moe",
+    "hy_v3",
     "laguna",
     "minimax_m2",
     "sarvam_moe",

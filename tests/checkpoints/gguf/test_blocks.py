@@ -137,7 +137,7 @@ def test_the_page_tells_the_sizes_that_are():
     for kind in BLOCK_TYPES.values():
         here = 8 * weight_nbytes(4096, 4096, kind.layout) / 4096**2
         there = 8 * kind.nbytes / kind.weights
-        assert here <= 1.04 * there or kind.name in ("MXFP4", "TQ1_0")
+        assert here <= 1.04 * there or kind.name in ("MXFP4", "NVFP4", "TQ1_0")
         assert f"| `{kind.name}` | {there:.2f} | {kind.layout} | {here:.2f} |\n" in page, kind.name
 
 
@@ -150,9 +150,9 @@ def test_the_table():
         assert kind.row_bytes(3 * kind.weights) == 3 * kind.nbytes
         with pytest.raises(ValueError, match=f"{kind.weights + 1} weights .* {kind.name} blocks of {kind.weights}"):
             kind.row_bytes(kind.weights + 1)
-    floats = {"F32", "F16", "BF16", "F64"}
+    others = {"F32", "F16", "BF16", "F64", "I64"}
     for name in gguf.GGMLQuantizationType:
-        assert (name in BLOCK_TYPES) + (name in OTHER_TYPES) + (name.name in floats) == 1, name
+        assert (name in BLOCK_TYPES) + (name in OTHER_TYPES) + (name.name in others) == 1, name
         assert name not in OTHER_TYPES or OTHER_TYPES[name] == name.name
 
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 import itertools
 import logging
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("gguf", reason="the gguf package is not installed")
 pytest.importorskip("transformers")
@@ -30,7 +32,8 @@ HELD = [
     "llama-gqa", "llama-mha", "llama-head_dim", "llama-attention_bias", "llama-mlp_bias", "llama-tied", "llama-eps",
     "llama-theta", "llama-linear", "llama-llama3", "llama-yarn", "llama-yarn-attention_factor", "llama-yarn-beta",
     "mistral-no-window", "mistral-window", "mistral-yarn", "qwen2-default", "qwen2-tied", "qwen2-yarn",
-    "qwen3-default", "qwen3-bias-tied", "phi3-default", "phi3-window", "phi3-longrope-short", "phi3-longrope-long",
+    "qwen3-default", "qwen3-bias-tied", "phi-default", "phi-gqa",
+    "phi3-default", "phi3-window", "phi3-longrope-short", "phi3-longrope-long",
     "phi3-phi-4-mini", "phi3-partial", "phi3-partial-odd", "llama-falcon3", "gemma2-default", "gemma2-low-caps",
     "gemma3_text-default", "gemma3_text-linear", "gemma3_text-theta", "smollm3-default", "smollm3-yarn",
     "granite-default", "granite-tied-bias", "granite-theta", "olmo2-default", "olmo2-tied-theta", "olmo3-default",
@@ -49,6 +52,7 @@ HELD = [
     "llama4_text-default", "qwen2_vl-default", "qwen2_5_vl-default", "qwen3_vl-default", "qwen3_vl-bias-theta",
     "deepseek_v2-default", "deepseek_v2-lite", "deepseek_v2-groups", "deepseek_v2-experts-everywhere",
     "deepseek_v3-default", "deepseek_v3-yarn", "deepseek_v3-not-normalised", "deepseek_v3-one-group",
+    "dbrx-default", "hy_v3-default", "hy_v3-types", "mistral4-default", "mistral4-groups",
     "glm4_moe_lite-default", "glm4_moe_lite-eps", "minicpm3-default", "minicpm3-longrope", "afmoe-default",
     "bailing_moe_v2-default", "bailing_moe_v2-biases", "cohere2_moe-default", "cohere2_moe-rms", "cohere2_moe-prefix",
     "dots1-default", "dots1-groups", "exaone_moe-default", "exaone_moe-groups", "laguna-default",
@@ -100,6 +104,22 @@ def test_float32_logits(tmp_path, name):
     # A file stores the scalings of Llama 3 and of longrope as factors, rounded to float32.
     if fields.get("rope_parameters", {}).get("rope_type") not in ("llama3", "longrope"):
         assert torch.equal(logits, prefill(load(tmp_path / "hub"), ids)), "the bits of the checkpoint"
+
+
+def test_queries_keys_and_values_of_old_phi_2_files(tmp_path):
+    save_tiny(tmp_path / "hub", "phi", {})
+    state = load_file(tmp_path / "hub" / "model.safetensors")
+
+    def add_fused(writer):
+        for layer, end in itertools.product(range(2), ("weight", "bias")):
+            parts = [state[f"model.layers.{layer}.self_attn.{part}_proj.{end}"].float() for part in "qkv"]
+            writer.add_tensor(f"blk.{layer}.attn_qkv.{end}", torch.cat(parts).numpy())
+
+    parts = tuple(f"model.layers.{layer}.self_attn.{part}_proj" for layer in range(2) for part in "qkv")
+    write_gguf(tmp_path / "hub", tmp_path / "old.gguf", add=add_fused, without=parts)
+    write_gguf(tmp_path / "hub", tmp_path / "new.gguf")
+    old, new = (prefill(load(tmp_path / f"{name}.gguf"), ids_of(1)) for name in ("old", "new"))
+    assert torch.equal(old, new)
 
 
 LIKE_THE_HUB = (
@@ -212,6 +232,54 @@ def test_every_type_against_transformers(tmp_path, kind):
     # Nine products in sequence with independent errors. The operations between them at most double these errors, and
     # another half allows for chance.
     assert error < 2.5 * 9**0.5 * ACTIVATIONS * (2.8 / 2.3 if layout.in_super_blocks else 1)
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+FACTORS = {
+    "model.layers.0.self_attn.q_proj.weight": ("blk.0.attn_q", [0.37]),
+    "model.layers.0.mlp.experts.up_proj.weight": ("blk.0.ffn_up_exps", [1.3]),
+    "model.layers.1.mlp.experts.down_proj.weight": ("blk.1.ffn_down_exps", [0.5, 1.7, 0.03, 2.9]),
+    "lm_head.weight": ("output", [3.1]),
+}
+
+
+def test_the_factors_of_nvfp4(tmp_path):
+    """A number multiplies each matrix. Packing rounds the product of scale and number to 11 bits."""
+
+    def add(writer):
+        for name, numbers in FACTORS.values():
+            writer.add_tensor(f"{name}.scale", np.array(numbers, np.float32))
+            writer.add_tensor(f"{name}.input_scale", np.array([7], np.float32))
+
+    save_tiny(tmp_path / "hub", "qwen3_moe", WIDE | EXPERTS)
+    write_gguf(tmp_path / "hub", tmp_path / "plain.gguf", "NVFP4")
+    write_gguf(tmp_path / "hub", tmp_path / "scaled.gguf", "NVFP4", add)
+    with GgufCheckpoint(tmp_path / "plain.gguf") as plain, GgufCheckpoint(tmp_path / "scaled.gguf") as scaled:
+        assert plain.tensors == scaled.tensors
+        for name in plain.tensors.keys() - FACTORS.keys():
+            assert torch.equal(*(values(reader.read(name)) for reader in (plain, scaled)))
+        for name, (_, numbers) in FACTORS.items():
+            of_rows = torch.tensor(numbers).repeat_interleave(plain._tensor(name).num_rows // len(numbers))[:, None]
+            for some in (slice(0, None), slice(60, 70)):
+                expected = of_rows[some] * plain.read(name, some.start, some.stop).dequantize()
+                torch.testing.assert_close(scaled.read(name, some.start, some.stop).dequantize(), expected)
+    exact, packed = load(tmp_path / "scaled.gguf", backend="torch"), load(tmp_path / "scaled.gguf")
+    for one, other in zip(exact.matrices(), packed.matrices(), strict=True):
+        ours, theirs = packed.ops.unpack(other.weight), exact.ops.unpack(one.weight)
+        assert ((ours - theirs).abs() <= 2.0**-11 * theirs.abs()).all()
+
+
+def test_damaged_factors_of_nvfp4(tmp_path):
+    save_tiny(tmp_path / "hub", "qwen3_moe", WIDE | EXPERTS)
+    for numbers, message in (([1, 2], "one number for each matrix"), ([1, 2, np.nan, 4], "NaN or infinite")):
+        factors = {"name": "blk.0.ffn_up_exps.scale", "tensor": np.array(numbers, np.float32)}
+        write_gguf(tmp_path / "hub", tmp_path / "x.gguf", "NVFP4", lambda writer, f=factors: writer.add_tensor(**f))
+        with pytest.raises(ValueError, match=f"blk.0.ffn_up_exps.scale.*{message}"):
+            load(tmp_path / "x.gguf")
+
+
+def values(rows):
+    return rows if isinstance(rows, torch.Tensor) else rows.dequantize()
 
 
 MIXTURES = {

@@ -166,10 +166,10 @@ def test_damaged_files_are_refused_at_once(tmp_path, name):
     [(whole(version=1), "version 1 of GGUF; implemented: 2, 3"), (whole(version=4), "version 4 of GGUF"),
      (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian.*gguf-convert-endian"),
      (whole([entry("a", ARRAY, struct.pack("<IQIQ", ARRAY, 1, U8, 0))]), "the value of 'a' is an array of arrays"),
-     (whole(tensors=[tensor("blk.0.ffn_up.weight", (1, 256), 40, 0)], data=bytes(66)),
-       r"'blk\.0\.ffn_up\.weight' .* is stored as NVFP4, .*implemented: float32, .*Q4_K"),
+     (whole(tensors=[tensor("blk.0.ffn_up.weight", (1, 256), 31, 0)], data=bytes(66)),
+       r"'blk\.0\.ffn_up\.weight' .* is stored as Q4_0_4_4, .*implemented: float32, .*Q4_K"),
      (whole(tensors=[tensor("x", (1, 256), 99, 0)], data=bytes(66)), "is stored as type 99")],
-    ids=["version 1", "version 4", "big endian", "nested", "NVFP4", "unknown type"],
+    ids=["version 1", "version 4", "big endian", "nested", "Q4_0_4_4", "unknown type"],
 )  # fmt: skip
 def test_what_is_not_implemented_is_refused_by_name(tmp_path, content, message):
     with pytest.raises(NotImplementedError, match=message) as error:

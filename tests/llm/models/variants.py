@@ -17,6 +17,7 @@ from tests.llm.models.families.gemma4_variants import GEMMA4, GEMMA4_BASE
 from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
 from tests.llm.models.families.older_variants import OLDER, OLDER_BASE, WITHOUT_POSITIONS, WITHOUT_WIDTH
+from tests.llm.models.families.windowed_variants import WINDOWED, WINDOWED_BASE
 from tests.llm.models.states.hybrid_variants import HYBRID_BASE, HYBRID_ROUTED, HYBRIDS
 from tests.llm.models.states.mamba_variants import MAMBA_BASE, MAMBA_ROUTED, MAMBAS
 
@@ -50,6 +51,7 @@ BASE = {
     **DENSE_BASE,
     **LATENT_BASE,
     **MIXTURE_BASE,
+    **WINDOWED_BASE,
     **OLDER_BASE,
     **HYBRID_BASE,
     **MAMBA_BASE,
@@ -96,7 +98,7 @@ BASE = {
 }
 """Config fields that differ from `SIZES`, by model_type."""
 
-ROUTED = MIXTURE_BASE.keys() | LATENT_BASE.keys() - {"minicpm3"} | {*HYBRID_ROUTED, *MAMBA_ROUTED}
+ROUTED = {*MIXTURE_BASE, *WINDOWED_BASE, *HYBRID_ROUTED, *MAMBA_ROUTED} | LATENT_BASE.keys() - {"minicpm3"}
 """The model_types with experts."""
 
 VISION = {
@@ -284,10 +286,12 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
         {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "tie_word_embeddings": False},
     ),
     ("gemma2", "act-theta", rope({"rope_type": "default", "rope_theta": 500.0}, hidden_activation="silu")),
+    ("phi", "qk-norm", {"qk_layernorm": True}),
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
     *DENSES,
     *LATENTS,
     *MIXTURES,
+    *WINDOWED,
     *OLDER,
     *HYBRIDS,
     *MAMBAS,
@@ -460,7 +464,7 @@ def as_published(model: torch.nn.Module) -> torch.nn.Module:
 def auto_class(model_type: str) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText if model_type in VISION else AutoModelForCausalLM
+    return AutoModelForImageTextToText if model_type in (*VISION, "mistral4") else AutoModelForCausalLM
 
 
 def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn.Module:

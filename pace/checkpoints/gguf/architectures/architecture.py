@@ -112,6 +112,8 @@ class Architecture:
     """True if the rotation's factors are 1 for the pairs of a head that rotate, and infinite for the others."""
     attends: bool = True
     """False if no layer has attention, and a file has no number of heads."""
+    embeds: bool = True
+    """False if a file may use the embedding of another model's file. It then states the number of tokens."""
     defaults: Fields = field(default_factory=dict)
     present: Mapping[str, str] = field(default_factory=dict)
     """Field of config.json -> tensor of the file whose presence it states."""

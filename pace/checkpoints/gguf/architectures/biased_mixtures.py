@@ -15,7 +15,7 @@ from pace.checkpoints.gguf.architectures.changes import (
     rotations,
 )
 from pace.checkpoints.gguf.architectures.mixtures import DEEPSEEK, SIZED_EXPERTS
-from pace.checkpoints.gguf.architectures.names import AFTER_ATTENTION, BIASED, HUNYUAN_NORMS
+from pace.checkpoints.gguf.architectures.names import AFTER_ATTENTION, BIASED, HUNYUAN_NORMS, NEXTN
 
 NORMALISED = {"norm_topk_prob": Key("expert_weights_norm", True)}
 LIKE_DEEPSEEK = {**DEEPSEEK, **NORMALISED, "n_shared_experts": Key("expert_shared_count", 1)}
@@ -47,6 +47,19 @@ def laguna(fields: Fields, keys: Keys) -> Fields:
     }
 
 
+def hy_v3(fields: Fields, keys: Keys) -> Fields:
+    """Sets which layers have experts, by their routers, and the width of the shared MLP in experts."""
+    inner = keys.read("expert_feed_forward_length")
+    shared = keys.integer("expert_shared_feed_forward_length", inner)
+    if inner < 1 or shared % inner:
+        raise keys.refused(f"hy_v3.expert_shared_feed_forward_length = {shared} must be a multiple of {inner}")
+    has_router = (f"model.layers.{layer}.mlp.gate.weight" in keys.shapes for layer in layers_of(fields))
+    return only_sigmoids(fields, keys) | {
+        "mlp_layer_types": ["sparse" if experts else "dense" for experts in has_router],
+        "n_shared_experts": shared // inner,
+    }
+
+
 BIASED_MIXTURES = (
     Architecture(
         "dots1", "dots1", names=BIASED, present=ATTENTION_BIAS, window=one_window, convert=only_sigmoids,
@@ -56,6 +69,10 @@ BIASED_MIXTURES = (
         "bailingmoe2", "bailing_moe_v2", convert=bailingmoe2, keys=LIKE_DEEPSEEK,
         names=BIASED.but({**HUNYUAN_NORMS, "attn_qkv": "self_attn.query_key_value"}),
         present={"use_qkv_bias": "blk.0.attn_qkv.bias"},
+    ),
+    Architecture(
+        "hy_v3", "hy_v3", names=BIASED.but(NEXTN), present=ATTENTION_BIAS, convert=hy_v3,
+        keys={**SIZED_EXPERTS, **NORMALISED, "routed_scaling_factor": Key("expert_weights_scale", 1.0)},
     ),
     Architecture("minimax-m2", "minimax_m2", names=BIASED, keys=EXPERTS, convert=only_sigmoids),
     # llama.cpp multiplies embeddings in every file.

@@ -32,6 +32,7 @@ from pace.checkpoints.gguf.architectures.names import (
     HUNYUAN_NORMS,
     LATENT,
     LLAMA,
+    PHI2,
     PHI3,
 )
 
@@ -154,6 +155,10 @@ DENSE = (
     Architecture(
         "qwen3", "qwen3", names=replace(LLAMA, outer={**LLAMA.outer, "cls.output": "score"}),
         forms={"score.weight": YES_LESS_NO}, present=ATTENTION_BIAS, convert=qwen3,
+    ),
+    Architecture(
+        "phi2", "phi", names=PHI2, layer_norms="layer_norm_eps", defaults=ROTATES_ALL,
+        present={"qkv_fused": "blk.0.attn_qkv.weight"},
     ),
     Architecture("phi3", "phi3", names=PHI3, window=one_window),
     Architecture("gemma", "gemma", forms={"norm.weight": PLUS_ONE}, present=ATTENTION_BIAS),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
@@ -36,6 +37,8 @@ POSITIVE_RATES = Form(VECTOR.shape, lambda values: values.log())
 """`exp(A)`, in place of the Hub's A."""
 RATES_OF_HEADS = RATES._replace(shape=lambda shape: (1, 1, prod(shape), 1))
 """`RATES` for an A of shape `[1, 1, H, 1]`."""
+DIFFERENCES = Form(values=lambda ids: ids - torch.arange(ids.numel()).view(ids.shape))
+"""Token ids of logits, which are differences from the logits' numbers on the Hub."""
 YES_LESS_NO = Form(
     lambda shape: (1, shape[-1]) if len(shape) == 2 and shape[0] == 2 else shape, lambda x: x[:1] - x[1:]
 )

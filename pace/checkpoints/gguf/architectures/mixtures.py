@@ -122,6 +122,8 @@ def mellum(fields: Fields, keys: Keys) -> Fields:
 def deepseek2(fields: Fields, keys: Keys) -> Fields:
     if not keys.integer("expert_count", 0):
         raise keys.refused("deepseek2 without experts is not implemented")
+    if keys.number("attention.temperature_scale"):  # Mistral Large 3, from Mistral's own form of checkpoints
+        return mistral4(fields, keys) | {"model_type": "mistral4"}
     # The first files of GLM-4.7-Flash do not state that its scores are sigmoids.
     is_glm = fields["num_hidden_layers"] in (47, 48) and fields["vocab_size"] == 154880
     gating = keys.integer("expert_gating_func", SIGMOID if is_glm else SOFTMAX)
@@ -136,6 +138,26 @@ def deepseek2(fields: Fields, keys: Keys) -> Fields:
         keys.read(f"attention.{part}_length_mla", keys.integer(f"attention.{part}_length")) for part in ("key", "value")
     )
     return latent(fields, keys, key_length) | kind | {"v_head_dim": value_length}
+
+
+def mistral4(fields: Fields, keys: Keys) -> Fields:
+    """Adds how queries grow, if the file states it. A file without a scaling has none. A config.json without one has
+    that of the published model."""
+    if keys.integer("expert_gating_func", SOFTMAX) != SOFTMAX:
+        raise keys.refused(f"{keys.prefix}expert_gating_func other than softmax is not implemented for Mistral 4")
+    found = latent(fields, keys, keys.read("attention.key_length_mla"))
+    found["v_head_dim"] = keys.read("attention.value_length_mla")
+    scale, scaling = keys.number("attention.temperature_scale"), found.get("rope_scaling")
+    if not scale:
+        return found | ({} if scaling else {"rope_parameters": {"rope_type": "default"}})
+    if not scaling or scaling["rope_type"] != "yarn":
+        raise keys.refused(
+            f"{keys.prefix}attention.temperature_scale without rope.scaling.type = 'yarn' is not implemented"
+        )
+    period = scaling["original_max_position_embeddings"]
+    if keys.integer(name := "attention.temperature_length", period) != period:
+        raise keys.refused(f"{keys.prefix}{name} other than rope.scaling.original_context_length is not implemented")
+    return found | {"rope_scaling": scaling | {"llama_4_scaling_beta": shortest(scale)}}
 
 
 def youtu(fields: Fields, keys: Keys) -> Fields:
@@ -163,6 +185,10 @@ MIXTURES = (
     Architecture(
         "granitemoe", "granitemoe", names=GRANITE_MOE, permuted=True, present=ATTENTION_BIAS, keys=EXPERTS,
         convert=granitemoe,
+    ),
+    Architecture(
+        "dbrx", "dbrx", layer_norms="layer_norm_eps", keys=EXPERTS,
+        names=LLAMA.but({"attn_output_norm": "post_attention_layernorm"}),
     ),
     Architecture(
         "gpt-oss", "gpt_oss", present=ATTENTION_BIAS,
@@ -232,6 +258,17 @@ MIXTURES = (
         keys={
             **DEEPSEEK,
             "num_nextn_predict_layers": Key("nextn_predict_layers", 0),
+            "n_shared_experts": Key("expert_shared_count"),
+            "norm_topk_prob": Key("expert_weights_norm", False),
+        },
+    ),
+    Architecture(
+        "mistral4", "mistral4", latent=True, convert=mistral4,
+        names=LATENT.but({
+            "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj", **gated("mlp.shared_experts", "_shexp"),
+        }),
+        keys={
+            **DEEPSEEK,
             "n_shared_experts": Key("expert_shared_count"),
             "norm_topk_prob": Key("expert_weights_norm", False),
         },

@@ -105,6 +105,10 @@ GEMMA4 = replace(
     },
 )
 PHI3 = LLAMA.but({"ffn_up": "mlp.gate_up_proj"})
+PHI2 = replace(
+    LLAMA.but({"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}),
+    outer={**LLAMA.outer, "output_norm": "model.final_layernorm"},
+)
 GLM4 = PHI3.but({"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"})
 HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 SHARED_EXPERTS = gated("mlp.shared_experts", "_shexp")

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pace.checkpoints.gguf.architectures.architecture import Architecture
 from pace.checkpoints.gguf.architectures.biased_mixtures import BIASED_MIXTURES
 from pace.checkpoints.gguf.architectures.dense import DENSE
+from pace.checkpoints.gguf.architectures.drafters import DRAFTERS
 from pace.checkpoints.gguf.architectures.encoders import ENCODERS
 from pace.checkpoints.gguf.architectures.gemma4 import GEMMA_4, GEMMA_4_ASSISTANT
 from pace.checkpoints.gguf.architectures.hybrids import HYBRIDS
@@ -14,8 +15,16 @@ from pace.checkpoints.gguf.architectures.mixtures import MIXTURES
 from pace.checkpoints.gguf.architectures.older import OLDER
 
 ARCHITECTURES: tuple[Architecture, ...] = (
-    *DENSE, GEMMA_4, GEMMA_4_ASSISTANT, *OLDER, *MIXTURES, *BIASED_MIXTURES, *HYBRIDS, *ENCODERS,
-)  # fmt: skip
+    *DENSE,
+    GEMMA_4,
+    GEMMA_4_ASSISTANT,
+    *OLDER,
+    *MIXTURES,
+    *BIASED_MIXTURES,
+    *HYBRIDS,
+    *DRAFTERS,
+    *ENCODERS,
+)
 
 
 def find_architecture(name: str, sources: Collection[str]) -> Architecture | None:

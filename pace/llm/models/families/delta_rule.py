@@ -68,6 +68,11 @@ class DeltaRuleConfig(LlamaConfig):
     def values_width(self) -> int:
         return self.linear_num_value_heads * self.linear_value_head_dim
 
+    @property
+    def inputs_width(self) -> int:
+        """Elements of q, k, v and z of a delta rule together."""
+        return 2 * (self.keys_width + self.values_width)
+
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaConfig(DeltaRuleConfig):

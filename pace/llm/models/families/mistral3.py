@@ -1,5 +1,5 @@
-"""Mistral 3, which takes images: Mistral Small 3.1 and 3.2, Magistral, Ministral 3. The tower is Pixtral's, and the
-text model is of one of several kinds."""
+"""Checkpoints of Mistral 3 take images: Mistral Small 3.1, 3.2 and 4, Magistral, Ministral 3. The tower is Pixtral's,
+and the text model is of one of several kinds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
-from pace.llm.models.families.ministral3 import Ministral3Config, Ministral3ForCausalLM, rope_of, without_scale
+from pace.llm.models.families.ministral3 import Ministral3Config, Ministral3ForCausalLM, without_scale
 from pace.llm.models.families.mistral import MistralConfig
+from pace.llm.models.families.mistral4 import Mistral4Config, Mistral4ForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, class_of_text, read_token_id
 from pace.llm.models.towers.pixtral import Mistral3Tower, PixtralVisionConfig
@@ -49,14 +50,14 @@ class OfMistral3Config(TakesMediaConfig):
 
 
 class OfMistral3(TakesMedia):
-    """A text model with the tower of Pixtral."""
+    """A text model that takes images through the tower of Pixtral."""
 
     text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES
     other_parts = OTHER_PARTS
 
     def __init__(self, config: Any, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
-        if config.vision is not None:
+        if config.vision is not None and config.projector is not None:
             self.towers = [Mistral3Tower(config.vision, config.projector, config.image_token_id)]
 
     @classmethod
@@ -69,9 +70,9 @@ class Mistral3Config(OfMistral3Config, Ministral3Config):
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
         fields, text = super().text_part(raw), raw.get("text_config")
-        if text is None or text.get("model_type") == "ministral3":
+        if text is None or text.get("model_type", "mistral") == "ministral3":
             return fields
-        source, rope = rope_of(fields | {"rope_parameters": fields.get("rope_parameters") or {}})
+        source, rope = cls.rope_of(fields | {"rope_parameters": fields.get("rope_parameters") or {}})
         return MISTRAL | fields | {source: without_scale(rope)}
 
 
@@ -99,10 +100,20 @@ class Mistral3OfQwen2(OfMistral3, Qwen2ForCausalLM):
     Config = Mistral3OfQwen2Config
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mistral3OfMistral4Config(OfMistral3Config, Mistral4Config):
+    pass
+
+
+class Mistral3OfMistral4(OfMistral3, Mistral4ForCausalLM):
+    Config = Mistral3OfMistral4Config
+
+
 OF_TEXT: dict[str, type[BaseModelForCausalLM]] = {
     "mistral": Mistral3ForConditionalGeneration,
     "ministral3": Mistral3ForConditionalGeneration,
     "llama": Mistral3OfLlama,
+    "mistral4": Mistral3OfMistral4,
     "qwen2": Mistral3OfQwen2,
 }
 """model_type of the text -> class. The first one is the default."""

@@ -61,7 +61,7 @@ class Olmo2ForCausalLM(LlamaForCausalLM):
             NoNorm(),
             self.make_attention(f"{name}.self_attn", index),
             NoNorm(),
-            self.make_mlp(f"{name}.mlp"),
+            self.make_feed_forward(name, index),
             mixer_post_norm=self.make_norm(f"{name}.post_attention_layernorm"),
             mlp_post_norm=self.make_norm(f"{name}.post_feedforward_layernorm"),
         )

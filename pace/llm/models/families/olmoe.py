@@ -4,7 +4,7 @@ layer. Queries, keys and values may be clipped, after the norms."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pace.llm.layers import Attention, FeedForward, MixtureOfExperts, RouterLinear, WholeNorm, expert_stacks
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
@@ -53,10 +53,14 @@ class OlmoeForCausalLM(LlamaForCausalLM):
         return WholeNorm(name, num_heads * self.config.head_dim, self.config.rms_norm_eps)
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        config = self.config
-        return MixtureOfExperts(
-            RouterLinear({f"{name}.mlp.gate": config.num_experts}, config.hidden_size),
-            config.router,
-            *expert_stacks(f"{name}.mlp.experts", config.num_experts, config.hidden_size, config.intermediate_size),
-            config.hidden_act,
-        )
+        return olmoe_mixture(self.config, f"{name}.mlp")
+
+
+def olmoe_mixture(config: Any, name: str) -> MixtureOfExperts:
+    """Makes the mixture of a layer of OLMoE or of FlexOlmo."""
+    return MixtureOfExperts(
+        RouterLinear({f"{name}.gate": config.num_experts}, config.hidden_size),
+        config.router,
+        *expert_stacks(f"{name}.experts", config.num_experts, config.hidden_size, config.intermediate_size),
+        config.hidden_act,
+    )

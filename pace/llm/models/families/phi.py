@@ -1,4 +1,5 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention and MLP in parallel on one norm, biases everywhere, half of each head rotated."""
+"""Phi-1, Phi-1.5 and Phi-2: attention and MLP in parallel on one norm, biases everywhere, half of each head rotated.
+Queries and keys may be normalised."""
 
 from __future__ import annotations
 
@@ -8,10 +9,21 @@ from typing import Any, ClassVar
 import torch
 
 from pace.batch import Positions
-from pace.llm.layers import Attention, Block, Embedding, LayerNorm, Linear, PlainMLP, RopeConfig, Rotary
+from pace.llm.layers import (
+    Attention,
+    Block,
+    Embedding,
+    LayerNorm,
+    Linear,
+    NoHeadNorm,
+    PlainMLP,
+    RopeConfig,
+    Rotary,
+    SharedHeadLayerNorm,
+)
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.llama import LlamaConfig
-from pace.llm.models.model_config import MAX_LAYERS, activation, count, number
+from pace.llm.models.model_config import MAX_LAYERS, activation, count, flag, number
 from pace.llm.models.rope_config import check_even, read_rope
 from pace.ops.protocol import Ops
 
@@ -24,9 +36,11 @@ class PhiConfig(LlamaConfig):
     num_hidden_layers: int = count(24, MAX_LAYERS)
     hidden_act: str = activation("gelu_new")
     layer_norm_eps: float = number(1e-5, 0.0, 1.0)
+    qk_layernorm: bool = flag(False)
+    qkv_fused: bool = flag(False)
+    """True if queries, keys and values are one tensor, as in old GGUF files."""
 
     only_here: ClassVar[dict[str, tuple]] = {
-        "qk_layernorm": (False,),
         "attention_bias": (True,),
         "mlp_bias": (True,),
     }
@@ -59,12 +73,15 @@ def phi_layer(config: PhiConfig, name: str, rotary: Rotary) -> Block:
         config.head_dim,
     )
     rows = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
+    if config.qkv_fused:
+        rows = {"qkv_proj": sum(rows.values())}
     attention = Attention(
         Linear({f"{name}.self_attn.{part}": count for part, count in rows.items()}, hidden, bias=True),
         Linear({f"{name}.self_attn.dense": hidden}, heads * dim, bias=True),
         heads,
         Positions(kv_heads, dim, dim),
         rotary,
+        *(head_norm(config, f"{name}.self_attn.{part}_layernorm") for part in "qk"),
     )
     mlp = PlainMLP(
         Linear({f"{name}.mlp.fc1": config.intermediate_size}, hidden, bias=True),
@@ -73,3 +90,7 @@ def phi_layer(config: PhiConfig, name: str, rotary: Rotary) -> Block:
     )
     norm = LayerNorm(f"{name}.input_layernorm", hidden, config.layer_norm_eps)
     return Block(norm, attention, None, mlp, parallel=True)
+
+
+def head_norm(config: PhiConfig, name: str) -> SharedHeadLayerNorm | NoHeadNorm:
+    return SharedHeadLayerNorm(name, config.head_dim, config.layer_norm_eps) if config.qk_layernorm else NoHeadNorm()

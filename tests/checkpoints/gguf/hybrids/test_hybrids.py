@@ -154,10 +154,11 @@ def test_a_layer_that_predicts_further_tokens_is_left_out(tmp_path):
     assert torch.equal(prefill(load(tmp_path / "longer.gguf"), IDS_OF_TOKENS), expected)
 
 
-def test_drafts_of_the_layer_for_multi_token_prediction(tmp_path):
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"])
+def test_drafts_of_the_layer_for_multi_token_prediction(model_type, tmp_path):
     """It is the same layer as on the Hub."""
     hub = tmp_path / "hub"
-    save_mtp(hub, "qwen3_5_text")
+    save_mtp(hub, model_type)
     config = json.loads((hub / "config.json").read_text())
     (hub / "config.json").write_text(json.dumps(config | {"mtp_num_hidden_layers": 1}))
     write_hybrid(hub, tmp_path / "model.gguf")

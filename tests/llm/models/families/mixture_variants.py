@@ -25,15 +25,6 @@ def phi_rope(original: int, **more: Any) -> dict[str, Any]:
 SMALL_EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
 MIXTURE_BASE: dict[str, dict[str, Any]] = {
-    "afmoe": {
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "num_hidden_layers": 4,
-        "sliding_window": 7,
-        "num_experts": 8,
-        "route_scale": 1.7,
-        **SMALL_EXPERTS,
-    },
     "bailing_moe_v2": {
         "num_key_value_heads": 2,
         "head_dim": 12,
@@ -53,6 +44,11 @@ MIXTURE_BASE: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "num_shared_experts": 1,
         "logit_scale": 0.8,
+    },
+    "dbrx": {
+        "d_model": 32,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 3},
     },
     "dots1": {
         "num_key_value_heads": 2,
@@ -75,6 +71,7 @@ MIXTURE_BASE: dict[str, dict[str, Any]] = {
         "moe_k": 3,
         "moe_intermediate_size": 24,
     },
+    "flex_olmo": {"num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0},
     "glm4_moe": {
         "num_key_value_heads": 2,
         "n_routed_experts": 8,
@@ -108,6 +105,7 @@ MIXTURE_BASE: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 40,
     },
     "hunyuan_v1_moe": {"num_key_value_heads": 2, "num_experts": 6, "moe_topk": 2, "head_dim": 12},
+    "hy_v3": {"num_key_value_heads": 2, "head_dim": 12, "num_experts": 8, **SMALL_EXPERTS},
     "olmoe": {"num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 3},
     "gpt_oss": {
         "num_key_value_heads": 2,
@@ -126,18 +124,6 @@ MIXTURE_BASE: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 16,
         },
     },
-    "laguna": {
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "num_hidden_layers": 3,
-        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
-        "num_attention_heads_per_layer": [4, 6, 2],
-        "sliding_window": 7,
-        "num_experts": 8,
-        "shared_expert_intermediate_size": 40,
-        "moe_routed_scaling_factor": 1.7,
-        **SMALL_EXPERTS,
-    },
     "llama4_text": {
         "num_key_value_heads": 2,
         "head_dim": 12,
@@ -149,15 +135,6 @@ MIXTURE_BASE: dict[str, dict[str, Any]] = {
         "attn_scale": 0.3,
     },
     "llama4": {"num_key_value_heads": 2, "head_dim": 12, "intermediate_size_mlp": 40, "num_local_experts": 6},
-    "mellum": {
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "num_hidden_layers": 3,
-        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
-        "sliding_window": 7,
-        "num_experts": 8,
-        **SMALL_EXPERTS,
-    },
     "minimax_m2": {
         "num_key_value_heads": 2,
         "head_dim": 12,
@@ -205,6 +182,24 @@ MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
         "no-shared-untied-bias",
         {"moe_num_shared_experts": 0, "tie_word_embeddings": False, "moe_norm_min": 0.9, "use_bias": True},
     ),
+    ("dbrx", "default", {}),
+    (
+        "dbrx",
+        "not-normalised",
+        {
+            "attn_config": {"kv_n_heads": 4, "clip_qkv": 8.0, "rope_theta": 10000.0},
+            "ffn_config": {
+                "ffn_hidden_size": 40,
+                "moe_num_experts": 5,
+                "moe_top_k": 2,
+                "moe_normalize_expert_weights": None,
+                "ffn_act_fn": {"name": "gelu"},
+            },
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    ("flex_olmo", "default", {}),
+    ("flex_olmo", "normalised", {"norm_topk_prob": True, "attention_bias": True, "tie_word_embeddings": True}),
     ("glm4_moe", "default", {}),
     ("glm4_moe", "groups", {"n_group": 4, "topk_group": 2, "use_qk_norm": True, "attention_bias": True}),
     ("glm4_moe", "all", {"first_k_dense_replace": 0, "norm_topk_prob": False, "n_shared_experts": 2, "head_dim": 12}),
@@ -216,6 +211,12 @@ MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
     ("granitemoeshared", "none", {"shared_intermediate_size": 0, "residual_multiplier": 0.3}),
     ("hunyuan_v1_moe", "default", {}),
     ("hunyuan_v1_moe", "lists", {"moe_topk": [3, 3], "attention_bias": True}),
+    ("hy_v3", "default", {}),
+    (
+        "hy_v3",
+        "types",
+        {"mlp_layer_types": ["sparse", "dense"], "num_shared_experts": 2, "attention_bias": True, "mlp_bias": False},
+    ),
     ("olmoe", "default", {}),
     ("olmoe", "clip", {"clip_qkv": 0.5}),
     ("olmoe", "normalised", {"norm_topk_prob": True, "num_key_value_heads": None}),
@@ -265,10 +266,6 @@ MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen3_moe", "window", {"use_sliding_window": True, "sliding_window": 9}),
     ("qwen3_vl_moe", "default", {}),
     ("qwen3_vl_moe", "mlp-layers", {"mlp_only_layers": [0], "attention_bias": True}),
-    ("afmoe", "default", {}),
-    ("afmoe", "mup-bias", {"mup_enabled": True, "attention_bias": True, "num_shared_experts": 1}),
-    ("afmoe", "types", {"layer_types": [FULL, SLIDING, FULL, SLIDING], "num_dense_layers": 0, "head_dim": 20}),
-    ("afmoe", "tied-all", {"global_attn_every_n_layers": 2, "num_dense_layers": 4, "tie_word_embeddings": True}),
     ("bailing_moe_v2", "default", {}),
     (
         "bailing_moe_v2",
@@ -326,42 +323,6 @@ MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
     ("exaone_moe", "default", {}),
     ("exaone_moe", "groups", {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "sliding_window_pattern": 2}),
     ("exaone_moe", "types", {"layer_types": [FULL] * 4, "mlp_layer_types": ["sparse", "dense"] * 2, "head_dim": 20}),
-    ("laguna", "default", {}),
-    ("laguna", "per-element", {"gating": "per-element", "attention_bias": True, "moe_router_logit_softcapping": 0.4}),
-    (
-        "laguna",
-        "uniform",
-        {
-            "num_attention_heads_per_layer": None,
-            "layer_types": None,
-            "tie_word_embeddings": True,
-            "mlp_layer_types": ["sparse"] * 3,
-            "gating": "per-head",
-        },
-    ),
-    (
-        "laguna",
-        "ropes",
-        {
-            "rope_parameters": {
-                FULL: {
-                    "rope_type": "yarn",
-                    "rope_theta": 5e5,
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 16,
-                    "partial_rotary_factor": 0.5,
-                },
-                SLIDING: {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1.0},
-            }
-        },
-    ),
-    ("mellum", "default", {}),
-    (
-        "mellum",
-        "dense",
-        {"mlp_layer_types": ["dense", "sparse", "sparse"], "attention_bias": True, "norm_topk_prob": False},
-    ),
-    ("mellum", "full", {"layer_types": None, "tie_word_embeddings": True}),
     ("minimax_m2", "default", {}),
     ("minimax_m2", "all-tied", {"rotary_dim": None, "tie_word_embeddings": True, "rms_norm_eps": 0.1}),
     ("sarvam_moe", "default", {}),

@@ -16,7 +16,7 @@ OLDER_BASE: dict[str, dict[str, Any]] = {
 }
 WITHOUT_POSITIONS = ("bloom", "mpt")
 """Families without `max_position_embeddings`."""
-WITHOUT_WIDTH = ("bloom", "codegen", "falcon", "gpt_bigcode", "mpt")
+WITHOUT_WIDTH = ("bloom", "codegen", "dbrx", "falcon", "gpt_bigcode", "kolibri1", "lara_mini", "mpt")
 """Families without `intermediate_size`."""
 
 TWELVE = {"num_attention_heads": 12, "hidden_size": 48}

@@ -91,7 +91,7 @@ def count_further_layers(writer):
     writer.add_uint32(f"{writer.arch}.nextn_predict_layers", 1)
 
 
-@pytest.mark.parametrize("model_type", ["glm4_moe", "deepseek_v3"])
+@pytest.mark.parametrize("model_type", ["glm4_moe", "glm4_moe_lite", "deepseek_v3"])
 def test_drafts_of_files(tmp_path, model_type):
     """The layer in a file is that of the Hub. Without a norm of its own it has the final one."""
     pytest.importorskip("gguf", reason="the gguf package is not installed")

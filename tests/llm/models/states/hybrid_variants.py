@@ -37,6 +37,16 @@ KIMI_DELTA = {
 }
 
 HYBRID_BASE: dict[str, dict[str, Any]] = {
+    "lara_mini": {
+        **DELTA,
+        **MIXTURE,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "num_hidden_layers": 4,
+        "sliding_window": 7,
+        "layer_types": ["linear_attention", "sliding_attention", "linear_attention", "full_attention"],
+        "eos_token_id": 2,
+    },
     "lfm2": {"num_key_value_heads": 2, "block_multiple_of": 8, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {
         "num_key_value_heads": 2,
@@ -65,7 +75,7 @@ HYBRID_BASE: dict[str, dict[str, Any]] = {
     "olmo_hybrid": {**DELTA, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 2},
 }
 
-HYBRID_ROUTED = ("bailing_hybrid", "kimi_linear", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text")
+HYBRID_ROUTED = ("bailing_hybrid", "kimi_linear", "lara_mini", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text")
 """The model_types with experts."""
 
 SECTIONS = {
@@ -77,6 +87,12 @@ SECTIONS = {
 }
 
 HYBRIDS: list[tuple[str, str, dict[str, Any]]] = [
+    ("lara_mini", "default", {}),
+    (
+        "lara_mini",
+        "usual-untied",
+        {"layer_types": None, "num_hidden_layers": 5, "norm_topk_prob": False, "tie_word_embeddings": False},
+    ),
     ("lfm2", "default", {}),
     ("lfm2", "biases", {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
     ("lfm2", "indices", {"layer_types": None, "full_attn_idxs": [0], "block_ff_dim": 60, "norm_eps": 0.1}),

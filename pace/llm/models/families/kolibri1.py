@@ -1,0 +1,76 @@
+"""Kolibri 1: norms before and after each branch, normalised heads, and experts whose biased logits are compared. Four
+of five layers have a window; the others do not rotate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pace.llm.layers import Block, FeedForward, MixtureOfExperts, NoRotary, Rotary, RouterLinear, Vectors, expert_stacks
+from pace.llm.models.families.exaone4 import PatternConfig, pattern
+from pace.llm.models.families.llama import LlamaForCausalLM
+from pace.llm.models.families.mixture_config import MixtureConfig, shared_mlp
+from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag, token_ids
+from pace.ops.experts import MAX_EXPERTS, Router
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kolibri1Config(MixtureConfig, PatternConfig):
+    vocab_size: int = count(128000)
+    hidden_size: int = count(2560)
+    num_hidden_layers: int = count(50, MAX_LAYERS)
+    num_attention_heads: int = count(48)
+    num_key_value_heads: int | None = count(4, optional=True)
+    head_dim: int | None = count(128, MAX_HEAD_DIM, optional=True)
+    max_position_embeddings: int = count(262144, MAX_POSITIONS)
+    sliding_window: int | None = count(513, MAX_POSITIONS, optional=True)
+    sliding_window_pattern: int | str | None = pattern(5)
+    num_experts: int = count(384, MAX_EXPERTS)
+    num_experts_per_tok: int = count(6, MAX_EXPERTS)
+    moe_intermediate_size: int = count(512)
+    shared_expert_intermediate_size: int = count(512)
+    norm_topk_prob: bool = flag(False)
+    bos_token_id: int | tuple[int, ...] | None = token_ids(None)
+    eos_token_id: int | tuple[int, ...] | None = token_ids(None)
+
+    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
+    only_here: ClassVar[dict[str, tuple]] = {"attention_bias": (None, False), "mlp_bias": (None, False)}
+
+    @property
+    def router(self) -> Router:
+        return Router(self.num_experts, self.num_experts_per_tok, "sigmoid_of_chosen", normalise=self.norm_topk_prob)
+
+
+class Kolibri1ForCausalLM(LlamaForCausalLM):
+    Config = Kolibri1Config
+    head_norm = True
+    other_names: ClassVar[dict[str, str]] = {
+        r"\.moe\.router\.expert_bias$": ".mlp.gate.e_score_correction_bias",
+        r"\.post_attn_norm\.": ".post_self_attn_layernorm.",
+        r"\.post_ffn_norm\.": ".post_mlp_layernorm.",
+    }
+
+    def make_layer(self, name: str, index: int) -> Block:
+        return Block(
+            self.make_norm(f"{name}.input_layernorm"),
+            self.make_attention(f"{name}.self_attn", index),
+            self.make_norm(f"{name}.post_attention_layernorm"),
+            self.make_feed_forward(name, index),
+            mixer_post_norm=self.make_norm(f"{name}.post_self_attn_layernorm"),
+            mlp_post_norm=self.make_norm(f"{name}.post_mlp_layernorm"),
+        )
+
+    def rotary(self, layer: int) -> Rotary | NoRotary:
+        return self.rotaries[0] if self.config.rotates(layer) else NoRotary()
+
+    def make_feed_forward(self, name: str, index: int) -> FeedForward:
+        config, mlp = self.config, f"{name}.mlp"
+        count, hidden, act = config.num_experts, config.hidden_size, config.hidden_act
+        return MixtureOfExperts(
+            RouterLinear({f"{mlp}.gate": count}, hidden),
+            config.router,
+            *expert_stacks(f"{mlp}.experts", count, hidden, config.moe_intermediate_size),
+            act,
+            choice_bias=Vectors({f"{mlp}.gate.e_score_correction_bias": count}),
+            shared=shared_mlp(f"{mlp}.shared_experts", hidden, config.shared_expert_intermediate_size, act),
+        )

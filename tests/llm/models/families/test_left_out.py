@@ -1,0 +1,22 @@
+"""Families that are not implemented are refused by name, with a reason."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pace.llm.models.left_out import LEFT_OUT
+from pace.llm.models.model_list import MODEL_LIST, find_family
+
+
+def test_every_causal_language_model_of_transformers_is_implemented_or_refused_with_a_reason() -> None:
+    auto = pytest.importorskip("transformers.models.auto.modeling_auto")
+    for model_type, name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        try:
+            find_family({"architectures": [name], "model_type": model_type})
+        except NotImplementedError as error:
+            message = f"{name!r} is not implemented: [a-z]|{name!r} makes vectors or scores of texts"
+            assert re.search(message, str(error)), (model_type, str(error))
+    refused = [name for names in LEFT_OUT.values() for name in names]
+    assert len(set(refused)) == len(refused) and not set(refused) & MODEL_LIST.keys()
