@@ -66,8 +66,6 @@ class WeightTarget:
     """The rows that belong here; None for all."""
     transposed: bool = False
     """True if the tensor is `[..., K, n]`: its rows here are the n columns of each matrix."""
-    matrices: int = 1
-    """Number of matrices in the rows of a transposed tensor `[matrices * K, n]`."""
     is_vector: bool = False
     joined: bool = False
     """True if all dimensions of the tensor but the first are one row, as in a convolution over patches."""
@@ -88,9 +86,7 @@ class WeightTarget:
             return self.shape[0]
         if self.is_vector:
             return math.prod(self.shape)
-        if self.transposed:
-            return math.prod(self.shape[:-2]) * self.matrices * self.shape[-1]
-        return math.prod(self.shape[:-1])
+        return math.prod(self.shape[:-1]) if not self.transposed else math.prod(self.shape[:-2]) * self.shape[-1]
 
     @property
     def is_turned(self) -> bool:
@@ -137,8 +133,6 @@ class TensorSource:
     joined: bool = False
     is_flat: bool = False
     """True if the file has a stack of matrices as one matrix, one below the other."""
-    matrices: int = 1
-    """Number of matrices in the rows of a transposed tensor."""
 
     @property
     def num_rows(self) -> int:
@@ -164,7 +158,6 @@ class TensorSource:
                     lambda piece, start, row=row: fill(piece, row + start),
                     rows,
                     self.transposed,
-                    self.matrices,
                     is_vector,
                     self.joined and not is_vector,
                     is_flat=self.is_flat and not is_vector,

@@ -173,10 +173,9 @@ def fillings(reader: TensorReader, name: str, targets: list[WeightTarget]) -> It
             yield partial(_fill_rows, reader, name, targets, start, stop)
         return
     dtype, (*stack, k, n) = reader.tensors[name][0], targets[0].shape
-    matrices, k = math.prod(stack) * targets[0].matrices, k // targets[0].matrices
     least = MIN_BAND_BYTES // dtype.itemsize
     width = max(least, PIECE_BYTES // max(1, k * dtype.itemsize) // 16 * 16)
-    for matrix in range(matrices):
+    for matrix in range(math.prod(stack)):
         for first in range(0, n, width):
             yield partial(_fill_columns, reader, name, targets, matrix, k, range(first, min(n, first + width)))
 

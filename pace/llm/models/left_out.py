@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 LEFT_OUT: dict[str, tuple[str, ...]] = {
-    "it drafts for another model; give it to that model as spec_config=DraftModelConfig(...)": (
-        "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel",
-    ),
-    "it drafts from the keys and values of a Gemma 4, which drafts here cannot do": (
-        "Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM",
-    ),
     "its layers keep states of another kind than Mamba-2 and the delta rule": (
         "FalconMambaForCausalLM", "JambaForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM",
         "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "ZambaForCausalLM", "Zamba2ForCausalLM", "ZayaForCausalLM",

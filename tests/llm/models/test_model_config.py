@@ -347,6 +347,7 @@ NOT_IMPLEMENTED = {
         ({"topk_method": "greedy"}, "topk_method")],
     "Glm4MoeForCausalLM": [({"scoring_func": "softmax"}, "scoring_func")],
     "GptOssForCausalLM": [({"hidden_act": "gelu"}, "hidden_act")],
+    "HYV3ForCausalLM": [({"mlp_bias": True}, "mlp_bias"), ({"norm_topk_prob": False}, "norm_topk_prob")],
 }  # fmt: skip
 
 

@@ -141,6 +141,6 @@ def columns_of_all(name: str, part: str, tensor: str, rows: int, count: int, k: 
     """A tensor `[count * k, rows]` for a part of all experts."""
     return lambda expert: {
         f"{name}.{expert}.{part}": TensorSource(
-            (count * k, rows), (RowRange(expert * rows, rows),), f"{name}.{tensor}", transposed=True, matrices=count
+            (count, k, rows), (RowRange(expert * rows, rows),), f"{name}.{tensor}", transposed=True, is_flat=True
         )
     }

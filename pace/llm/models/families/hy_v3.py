@@ -33,6 +33,7 @@ class HYV3Config(ListedMixturesConfig, BiasedChoiceConfig, LlamaConfig):
 
     aliases: ClassVar[dict[str, str]] = BiasedChoiceConfig.aliases | {"router_scaling_factor": "routed_scaling_factor"}
     only_here: ClassVar[dict[str, tuple]] = {
+        "mlp_bias": (None, False),
         "n_group": (1,),
         "norm_topk_prob": (True,),
         "qk_norm": (None, True),

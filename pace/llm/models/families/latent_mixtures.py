@@ -111,6 +111,11 @@ class DeepseekV32Config(ListedLatentConfig):
     }
 
     @property
+    def rotates_neighbours(self) -> bool:
+        """True: transformers does not read `rope_interleave` here."""
+        return True
+
+    @property
     def max_length(self) -> int:
         return min(self.index_topk, super().max_length)
 

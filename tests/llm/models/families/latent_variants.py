@@ -73,6 +73,7 @@ LATENTS: list[tuple[str, str, dict[str, Any]]] = [
     ("deepseek_v3", "dense", {"first_k_dense_replace": 2}),
     ("deepseek_v32", "default", {}),
     ("deepseek_v32", "yarn", {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}),
+    ("deepseek_v32", "not-halves", {"rope_interleave": False, "attention_bias": True, "tie_word_embeddings": True}),
     ("glm4_moe_lite", "default", {}),
     ("glm4_moe_lite", "layer-types", {"mlp_layer_types": ["sparse", "dense"], "v_head_dim": 20}),
     ("glm4_moe_lite", "eps", {"rms_norm_eps": 0.1, "n_group": 2}),
