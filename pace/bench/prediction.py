@@ -75,7 +75,8 @@ AVX2_CODES |= {
     "iq3_xxs": replace(AVX2_CODES["int4"], products=1.20, one_row=0.20),
     "iq3_s": replace(AVX2_CODES["int4"], products=1.20, one_row=0.19),
 }
-"""Points of grids take longer to look up than to read."""
+"""Points of grids take longer to look up than to read. Their shares, here and in `VNNI_CODES`, are estimates from the
+times of the kernels alone (benchmarks/RESULTS.md, "Points of grids"). They were not measured with `pace bench`."""
 AVX2_VNNI_CODES = AVX2_CODES | {
     "int8": replace(AVX2_CODES["int8"], products=2.40),
     "int4": replace(AVX2_CODES["int4"], products=1.93),

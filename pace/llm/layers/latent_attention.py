@@ -153,9 +153,9 @@ class TurnedLinear(Linear):
 class KeysUp(ExpertLinear):
     """`Wk_h' [rank, nope_dim]` of every head."""
 
-    def _of_form(self, form: Form) -> list[Linear]:
+    def in_form(self, form: Form) -> list[Linear]:
         if form is not self.forms[0]:
-            return super()._of_form(form)
+            return super().in_form(form)
         return [TurnedLinear(part, self.rank, source) for h in range(self.count) for part, source in form(h).items()]
 
     def __init__(self, rank: int, count: int, k: int, *forms: Form):

@@ -38,10 +38,11 @@ HALVES = {
     Kind.Q6_K: (208, None, 0), Kind.IQ4_NL: (0, None, 0), Kind.IQ4_XS: (0, None, 0), Kind.IQ1_S: (0, None, 0),
     Kind.IQ1_M: (None, None, 0), Kind.IQ2_XXS: (0, None, 0), Kind.IQ2_XS: (0, None, 0), Kind.IQ2_S: (0, None, 0),
     Kind.IQ3_XXS: (0, None, 0), Kind.IQ3_S: (0, None, 0),
+    Kind.NVFP4: (None, None, 0),
 }  # fmt: skip
 """Types that the gguf package reads but does not write. The values are two offsets in a block, of the fp16 scale and of
 the minima's scale, and a ratio. With this ratio of the second scale to the first, weights are centred around zero. The
-scale of IQ1_M lies in the high four bits of its last four shorts."""
+scale of IQ1_M lies in the high four bits of its last four shorts. NVFP4 begins with four float8 scales."""
 
 SEEING = {
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_asr": "qwen3vl",
@@ -139,7 +140,7 @@ def rearranged(state: dict[str, Tensor], config: dict[str, Any], back: bool = Fa
     if family == "dbrx" and not back:
         return mixture_files.of_dbrx(state, config)
     if family in (*mixture_files.ARCHITECTURES, *latent_files.MIXTURES) and not back:
-        state = mixture_files.arranged(state)
+        state = mixture_files.arranged(with_stacks(state) if family == "mistral4" else state)
     if family in latent_files.ARCHITECTURES and not back:
         state = latent_files.arranged(state, config)
     if family != "stablelm":
@@ -162,7 +163,8 @@ def rearranged(state: dict[str, Tensor], config: dict[str, Any], back: bool = Fa
 
 
 def with_stacks(text: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gives GGUF's names to the experts of Qwen3-VL-MoE, as transformers saves them: `[E, 2 I, H]` and `[E, H, I]`."""
+    """Gives GGUF's names to the experts of Qwen3-VL-MoE and Mistral 4, which transformers saves as `[E, 2 I, H]` and
+    `[E, H, I]`."""
     found = {}
     for name, tensor in text.items():
         stack = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj", name)
@@ -204,6 +206,8 @@ def random_blocks(shape: tuple[int, int], kind: Kind, spread: float, seed: int) 
             fields = scales.astype(np.float16).view(np.uint16)[..., None] >> np.arange(0, 16, 4, dtype=np.uint16)
             high = blocks[..., -7::2]
             high[:] = high & 15 | ((fields & 15) << 4).astype(np.uint8)
+        if kind == Kind.NVFP4:
+            blocks[..., :4] = np.clip(8 * (np.log2(scales) + 7), 1, 126).round()[..., None]
         return blocks.reshape(shape[0], -1)
 
     sizes = random.uniform(0.5, 1.5, blocks.shape[:2])
