@@ -19,8 +19,8 @@ PLAIN_MODELS = {
     "ernie4_5", "ernie4_5_moe", "flex_olmo", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt_bigcode", "granite",
     "granitemoe", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm2", "internlm3", "iquestcoder",
     "kimi_k25", "kimi_linear", "llava", "llava_next", "minicpm3", "minimax_m2", "ministral", "ministral3", "mistral",
-    "mistral3", "mixtral", "nemotron", "olmo2", "olmo3", "olmo_hybrid", "paddleocr_vl", "phi3", "phimoe", "smolvlm",
-    "stablelm",
+    "mistral3", "mixtral", "modernbert-decoder", "nemotron", "olmo2", "olmo3", "olmo_hybrid", "paddleocr_vl",
+    "persimmon", "phi3", "phimoe", "smolvlm", "stablelm",
 }  # fmt: skip
 """Values of model_type for which the file is used unchanged, regardless of the class in the settings."""
 REBUILT_MODELS = {"qwen2": "Qwen2Tokenizer"} | dict.fromkeys(

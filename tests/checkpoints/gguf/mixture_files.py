@@ -127,6 +127,8 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_feed_forward_length(inner)
     if shared := config.get("shared_expert_intermediate_size") or config.get("shared_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(shared)
+    if config["model_type"] == "hy_v3":
+        writer.add_expert_shared_feed_forward_length(inner * config["num_shared_experts"])
     for field, add in {
         "moe_num_shared_experts": writer.add_expert_shared_count,
         "n_shared_experts": writer.add_expert_shared_count,

@@ -327,7 +327,7 @@ def test_drafts_beyond_a_row_that_fails_are_dropped() -> None:
 
     model = FakeModel(eos_bias=-50.0)
     source = RandomDrafts()
-    source.propose = lambda sequences, lengths: [[48] * length for length in lengths]
+    source.propose = lambda sequences, lengths, kv: [[48] * length for length in lengths]
     mask = Picky(lambda tokens: frozenset(range(VOCAB)) if tokens else frozenset(range(1, 48)))
     plain = make_generator(model=model).generate([1, 2], with_mask(SamplingConfig(), mask))
     assert 48 not in plain.generated_token_ids[0]

@@ -173,8 +173,8 @@ def test_what_is_kept_is_what_agrees() -> None:
     told: list[tuple[int, list[int]]] = []
     propose = source.propose
 
-    def listen(sequences, lengths):
-        proposals = propose(sequences, lengths)
+    def listen(sequences, lengths, kv):
+        proposals = propose(sequences, lengths, kv)
         text = greedy(FakeModel(eos_bias=-50.0), [5], 120)
         for index, drafts in enumerate(proposals):
             if source.chance.random() < 0.5:
@@ -221,7 +221,7 @@ def test_drafts_beyond_the_end_fail_nothing(sampled: bool) -> None:
     config.seed = 1 if sampled else None
     [text] = plain_tokens([[1, 2, 3]], config)
     assert len(text) == 6 and text[-1] == 0
-    source.propose = lambda sequences, lengths: [(text + [5, 6, 7])[sequences[0].num_generated :][: lengths[0]]]
+    source.propose = lambda sequences, lengths, kv: [(text + [5, 6, 7])[sequences[0].num_generated :][: lengths[0]]]
     out = make_generator(source, 9).generate([1, 2, 3], config)
     assert out.generated_token_ids == [text] and len(out.logprobs[0]) == 6 and out.finish_reasons == ["stop"]
 
@@ -243,7 +243,7 @@ def test_rows_of_wrong_drafts_may_hold_anything(config: SamplingConfig) -> None:
     config = config.copy().merge_from(SamplingConfig(max_new_tokens=20))
     plain = make_generator(model=model).generate([1, 2, 3], config).generated_token_ids
     source = RandomDrafts()
-    source.propose = lambda sequences, lengths: [[plain[0][sequences[0].num_generated], 48, 48][: lengths[0]]]
+    source.propose = lambda sequences, lengths, kv: [[plain[0][sequences[0].num_generated], 48, 48][: lengths[0]]]
     out = make_generator(source, 3, model=model).generate([1, 2, 3], config)
     assert out.generated_token_ids == plain and out.metrics.num_accepted_tokens > 5
     with pytest.raises(ValueError, match="not finite|no token is left"):

@@ -136,7 +136,11 @@ class ModernBertDecoderForCausalLM(BaseModelForCausalLM):
     Config = ModernBertDecoderConfig
     embedding_name = "model.embeddings.tok_embeddings"
     outside = ("lm_head.", "head.")
-    text_prefixes: ClassVar[dict[str, str]] = {"lm_head.": "head.", "decoder.": "lm_head."}
+    text_prefixes: ClassVar[dict[str, str]] = {
+        "lm_head.dense.": "head.dense.",
+        "lm_head.norm.": "head.norm.",
+        "decoder.": "lm_head.",
+    }
 
     def __init__(self, config: ModernBertDecoderConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)

@@ -148,7 +148,7 @@ def test_phi_as_it_was_published_and_as_transformers_5_calls_it(tmp_path):
     assert torch.equal(logits(tmp_path), expected)
 
 
-SPLIT_OTHERWISE = ("bailing_hybrid", "kimi_linear", "sarvam_moe")
+SPLIT_OTHERWISE = ("bailing_hybrid", "kimi_linear", "lara_mini", "sarvam_moe")
 """Families for which transformers splits or joins tensors of attention, too, unlike any published checkpoint."""
 
 
