@@ -128,6 +128,11 @@ def _read_media(
     places: list[list[MediaSpan]] = [[] for _ in rows]
     for tower in towers:
         media = tower.read_inputs(inputs) if any(name in inputs for name in tower.input_names) else []
+        if media and tower.placeholder < 0:
+            raise ValueError(
+                f"config.json has no {tower.kind}_token_id, and {model_name} was loaded without a tokenizer that has "
+                "it: give one, or add the field"
+            )
         for placed, found in zip(places, place_media(rows, media, tower.placeholder, tower.kind)):
             placed += found
     found = [tuple(sorted(placed, key=lambda span: span.start)) for placed in places]

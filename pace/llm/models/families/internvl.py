@@ -31,9 +31,9 @@ class OfInternVLConfig(TakesMediaConfig):
     image_token_id: int = IMAGE_TOKEN_ID
 
     beside_text: ClassVar[frozenset[str]] = frozenset(
-        """vision_config image_token_id image_seq_length downsample_ratio projector_hidden_act vision_feature_layer
-        vision_feature_select_strategy image_fold pad2square select_layer system_message template use_backbone_lora
-        use_llm_lora""".split()
+        """vision_config hidden_size image_token_id image_seq_length downsample_ratio projector_hidden_act
+        vision_feature_layer vision_feature_select_strategy image_fold pad2square select_layer system_message template
+        use_backbone_lora use_llm_lora""".split()
     ) | {field.name for field in dataclasses.fields(ChatFields)}
 
     @classmethod

@@ -56,7 +56,9 @@ def reference(settings: dict) -> LlavaNextImageProcessorPil:
     return LlavaNextImageProcessorPil(**fields | {"do_pad": True})
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] * (name == "not cropped")) for name in VARIANTS]
+)
 def test_images_of_all_sizes_have_the_bits_of_transformers(name) -> None:
     ours, theirs = LlavaNextImageProcessor.from_dict(VARIANTS[name]), reference(VARIANTS[name])
     images = [draw(*size) for size in SIZES]
@@ -64,6 +66,7 @@ def test_images_of_all_sizes_have_the_bits_of_transformers(name) -> None:
     assert_equal(arrays(ours, images[0]), theirs(images[0], return_tensors="np"))
 
 
+@pytest.mark.thorough
 def test_images_of_onevision_have_the_bits_of_transformers() -> None:
     given = {"size": {"height": 14, "width": 14}, "image_grid_pinpoints": PINPOINTS}
     for settings in (given, given | {"crop_size": {"height": 14, "width": 14}, "do_center_crop": True, "resample": 2}):

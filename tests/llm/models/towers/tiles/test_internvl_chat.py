@@ -214,6 +214,12 @@ def test_the_text_model_alone_and_a_tokenizer_without_the_placeholder(saved, tmp
         (tmp_path / "other" / name).write_text(contents.replace("<IMG_CONTEXT>", "<CONTEXT>"))
     with pytest.raises(ValueError, match="the tokenizer has no token <IMG_CONTEXT>"):
         load(tmp_path / "other")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "other" / name).unlink()
+    with load(tmp_path / "other") as bare, load(converted) as model:
+        assert run(bare, inputs_of([]), 5) == run(model, inputs_of([]), 5)
+        with pytest.raises(ValueError, match="no image_token_id, and .* was loaded without a tokenizer"):
+            run(bare, inputs_of([2]))
     renamed(tmp_path / "other", {"vision_model.embeddings.class_embedding": "vision_model.embeddings.cls"})
     with pytest.raises(ValueError, match="does not fit"):
         LLMModel(tmp_path / "other", tokenizer_name_or_path=published, dtype="float32")
@@ -246,7 +252,7 @@ def published_config(**fields: Any) -> dict[str, Any]:
     return {
         "architectures": ["InternVLChatModel"],
         "auto_map": {"AutoConfig": "configuration_internvl_chat.InternVLChatConfig"}, "downsample_ratio": 0.5,
-        "dynamic_image_size": True, "force_image_size": 448, "image_fold": None,
+        "dynamic_image_size": True, "force_image_size": 448, "hidden_size": 896, "image_fold": None,
         "llm_config": {
             "_name_or_path": "./pretrained/Qwen2.5-32B-Instruct", "architectures": ["Qwen2ForCausalLM"],
             "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643, "hidden_act": "silu",
