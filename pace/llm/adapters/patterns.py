@@ -16,8 +16,8 @@ LITERAL = re.compile(r"[\w.\-]+")
 MAX_REPEATS = 1000
 """Largest number in braces."""
 MAX_STEPS = 2_000_000
-"""Parts and places that are looked at for one path; about a second."""
-CLASSES = {"d": str.isdigit, "w": lambda char: char.isalnum() or char == "_", "s": str.isspace}
+"""Places that are looked at for one path; about a second."""
+CLASSES = {"d": str.isdecimal, "w": lambda char: char.isalnum() or char == "_", "s": str.isspace}
 """Letter after a backslash -> whether a character is one of these; the capital letter is the opposite."""
 
 Ends = frozenset[int]
@@ -117,9 +117,12 @@ class _Search:
             for each in part.parts:
                 places = self._after(each, places)
             return places
-        places = found = frozenset([start])
+        places = frozenset([start])
         for _ in range(part.least):
-            places = found = self._after(part.part, places)
+            before, places = places, self._after(part.part, places)
+            if places == before:
+                break  # so it is after any further repetition
+        found = places
         count = part.least
         while places and (part.most is None or count < part.most):
             places = self._after(part.part, places) - found
@@ -128,10 +131,14 @@ class _Search:
         return found
 
     def _after(self, part: Part, places: Ends) -> Ends:
-        self._steps += 1 + len(places)
-        if self._steps > MAX_STEPS:
-            raise ValueError(f"the pattern {shown(self._key)} takes too long to match; simplify it")
-        return frozenset().union(*(self.ends(part, place) for place in places))
+        found: set[int] = set()
+        for place in places:
+            ends = self.ends(part, place)
+            self._steps += 1 + len(ends)
+            if self._steps > MAX_STEPS:
+                raise ValueError(f"the pattern {shown(self._key)} takes too long to match; simplify it")
+            found |= ends
+        return frozenset(found)
 
 
 class _Parser:
@@ -181,7 +188,7 @@ class _Parser:
             elif self._take("?"):
                 part = Repeat(part, 0, 1)
             elif found := re.compile(r"\{(\d*)(,?)(\d*)\}").match(self._key, self._at):
-                if not found[1] and not found[3]:
+                if not (found[1] or found[2]):
                     return part  # braces that are characters
                 self._at = found.end()
                 least = int(found[1] or 0)

@@ -165,7 +165,7 @@ def _read_whole(file: SafetensorsFile | TorchFile, source: str, config: PeftConf
             f"{file.path} has the tensor {source[:200]!r}, which is neither a part of a LoRA adapter nor in the base "
             "model"
         ) from None
-    copy = file.read(source)
+    copy = file.read(source).view(file.tensors[source].shape)
     if own is not None and own.shape == copy.shape and _are_equal(own, copy):
         return None
     if config.was_trained_in_full(name) and (own is None or own.shape == copy.shape):

@@ -115,8 +115,9 @@ class PeftConfig:
         )
 
     def was_trained_in_full(self, tensor: str) -> bool:
-        """True if `modules_to_save` names a module with this tensor."""
-        return any(_is_within(tensor, module) for module in self.modules_to_save)
+        """True if `modules_to_save` names a module with this tensor, or one whose matrix is also that of the head."""
+        is_tied = self.ensures_tying and tensor == "lm_head.weight" and len(self.modules_to_save) > 0
+        return is_tied or any(_is_within(tensor, module) for module in self.modules_to_save)
 
     def check_saved(self, path: Path, tensors: Collection[str]) -> None:
         """Raises ValueError if `modules_to_save` names a module that has none of these tensors of a file."""

@@ -82,6 +82,8 @@ class EmbeddingsRequest(EncodingRequest):
     normalize: bool | None = None
     normalized: bool | None = None
     """Jina's name of `normalize`."""
+    truncate: bool | None = None
+    """Jina's: True for `truncate_prompt_tokens` -1."""
     embd_normalize: int | None = None
     """llama.cpp's: 2 for vectors of length 1, -1 for vectors as they are."""
 
@@ -99,6 +101,7 @@ class EmbeddingsRequest(EncodingRequest):
             task=self.task,
             dimensions=self.dimensions,
             normalise=self._normalises(),
+            max_tokens=-1 if self.truncate and self.truncate_prompt_tokens is None else self.truncate_prompt_tokens,
         )
 
     @property

@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from pace.llm.adapters.peft import read_peft
+from pace.llm.adapters.read import read_adapter
 from pace.llm.adapters.slots import AdapterSlots
 from pace.llm.adapters.weights import AdapterModule, AdapterWeights
+from pace.llm.loading.checkpoint import Checkpoint
 from pace.llm.runners.program import ProgramRunner
 from pace.ops import native
 from tests.llm.models.variants import PROMPT, save_tiny
@@ -127,6 +129,24 @@ def test_modules_trained_in_full(tmp_path):
     assert relative_error(ours, logits_of(adapted, IDS)) < TOLERANCE
     with pytest.raises(NotImplementedError, match=r"lm_head\.weight.*merge=True"):
         AdapterSlots(load(tmp_path / "base")).check(weights)
+
+
+def test_embedding_and_head_trained_as_one_matrix(tmp_path):
+    """With ensure_weight_tying, PEFT names the embedding alone, and saves both."""
+    base = save_tiny(tmp_path / "base", "llama", {"tie_word_embeddings": True})
+    fields = {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}
+    adapted = adapted_by(base, tmp_path / "adapter", **fields)
+    weights = read_adapter(tmp_path / "adapter", "x", Checkpoint(tmp_path / "base"))
+    assert sorted(weights.wholes) == ["lm_head.weight", "model.embed_tokens.weight"]
+    ours = prefill(ProgramRunner(load(tmp_path / "base", weights)), IDS)
+    assert relative_error(ours, logits_of(adapted, IDS)) < TOLERANCE
+
+
+def test_convolutions_are_compared_and_refused(tmp_path):
+    base = save_tiny(tmp_path / "base", "qwen3_next", {})
+    adapted_by(base, tmp_path / "adapter", target_modules=["q_proj"], modules_to_save=["conv1d"])
+    with pytest.raises(ValueError, match=r"conv1d.*must be a matrix or a vector of floats; it has the shape \[184, 1"):
+        read(tmp_path / "base", tmp_path / "adapter")
 
 
 def test_what_does_not_fit_is_refused(tmp_path):

@@ -12,7 +12,7 @@ from pace.llm.adapters.patterns import Pattern
 
 ATOMS = ["a", "b", ".", r"\.", r"\d", "[ab]", "[^a]", "(a|b)", "(?:ab|a)", "(b.|a)", "[a-c]", r"\w", r"\W", "^", "$",
          r"[\d.]", "0", "[]a]", r"[\-.]", "a{", ""]  # fmt: skip
-REPEATS = ["", "", "", "*", "+", "?", "{2}", "{1,2}", "{,2}", "{1,}", "*?", "+?"]
+REPEATS = ["", "", "", "*", "+", "?", "{2}", "{1,2}", "{,2}", "{1,}", "{,}", "{}", "*?", "+?"]
 
 
 def expected(key: str, path: str) -> bool:
@@ -23,7 +23,7 @@ def expected(key: str, path: str) -> bool:
 def test_answers_are_those_of_re():
     draw = random.Random(0)
     count = 0
-    while count < 3000:
+    while count < 1500:
         key = "".join(draw.choice(ATOMS) + draw.choice(REPEATS) for _ in range(draw.randint(1, 5)))
         if draw.random() < 0.3:
             key = f"({key})" + draw.choice(["*", "?", "|a", "{0,3}"])
@@ -35,7 +35,7 @@ def test_answers_are_those_of_re():
             continue
         if "*+" in key or "++" in key or "?+" in key or "}+" in key:
             continue  # possessive, which is refused
-        path = "".join(draw.choice("ab.0c") for _ in range(draw.randint(0, 9)))
+        path = "".join(draw.choice("ab.0c²") for _ in range(draw.randint(0, 9)))
         assert Pattern(key).matches(path) == expected(key, path), (key, path)
         count += 1
 
@@ -60,13 +60,23 @@ def test_patterns_that_people_write(key):
 
 
 @pytest.mark.parametrize(
-    "key", ["(a|a)*b", "(a*)*b", "(.*)*x", "((((a?)*)*)*)*b", r"(\w+\.?)*!", "(a{0,900}){0,900}c", "(a|aa|aaa)+b"]
+    "key",
+    [
+        "(a|a)*b",
+        "(a*)*b",
+        "(.*)*x",
+        "((((a?)*)*)*)*b",
+        r"(\w+\.?)*!",
+        "(a{0,900}){0,900}c",
+        "(a|aa|aaa)+b",
+        "(.*)*(.*)*(.*)*y",
+    ],
 )
 def test_no_pattern_hangs(key):
     """`re` would take years for most of these."""
     started = time.monotonic()
     try:
-        assert not Pattern(key).matches("a" * 300)
+        assert not Pattern(key).matches("a." * 150)
     except ValueError as error:
         assert "takes too long" in str(error)
     assert time.monotonic() - started < 20, "a bound of steps, which take a second on a free core"

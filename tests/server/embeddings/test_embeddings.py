@@ -113,6 +113,8 @@ def test_a_text_that_is_too_long(served):
     assert refused(served, [4] * 17, "input")["n_prompt_tokens"] == 17
     cut = vectors(served.embed([TOO_LONG, [5] * 40], truncate_prompt_tokens=-1))
     assert as_float32(cut) == as_float32([vector(BEGIN, *[5] * 14, END), vector(*[5] * 16)])
+    assert vectors(served.embed([TOO_LONG, [5] * 40], truncate=True)) == cut, "the name in Jina's API"
+    refused(served, TOO_LONG, "input", truncate=False)
     cut = vectors(served.embed([TOO_LONG, [5] * 40, "w4"], truncate_prompt_tokens=5))
     assert as_float32(cut) == as_float32([vector(BEGIN, 5, 5, 5, END), vector(*[5] * 5), vector(BEGIN, 4, END)])
     refused(served, "w4 w5", "truncate_prompt_tokens", truncate_prompt_tokens=1)
