@@ -71,7 +71,7 @@ MIXTURE_BASE: dict[str, dict[str, Any]] = {
         "moe_k": 3,
         "moe_intermediate_size": 24,
     },
-    "flex_olmo": {"num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0},
+    "flex_olmo": {"num_key_value_heads": 2, "num_experts": 7, "num_experts_per_tok": 5, "pad_token_id": 0},
     "glm4_moe": {
         "num_key_value_heads": 2,
         "n_routed_experts": 8,
