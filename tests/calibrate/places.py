@@ -19,7 +19,7 @@ no weights."""
 OF_VARIANT = {
     "opt-gelu": 3, "opt-no-affine": 2, "stablelm-parallel": 3, "stablelm-2-12b": 3, "gpt2-act": 4,
     "apertus-silu-bias": 4, "bloom-norms": 1, "falcon-40b": 3, "falcon-new-mha-untied": 3, "falcon-rw": 3,
-    "falcon-rw-mqa": 3, "mpt-clip": 2, "olmo-clip-bias": 1, "olmoe-clip": 3,
+    "falcon-rw-mqa": 3, "mpt-clip": 2, "olmo-clip-bias": 1, "olmoe-clip": 3, "persimmon-no-norms-tied": 3,
 }  # fmt: skip
 """Variants whose norms have no weights, or whose norm output is also the residual stream, among others."""
 
