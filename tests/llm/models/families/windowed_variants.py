@@ -33,6 +33,7 @@ WINDOWED_BASE: dict[str, dict[str, Any]] = {
         "num_experts": 8,
         "shared_expert_intermediate_size": 20,
         **SMALL_EXPERTS,
+        "num_experts_per_tok": 6,  # of 8, so that rounding seldom changes which experts are chosen
     },
     "laguna": {
         "num_key_value_heads": 2,
