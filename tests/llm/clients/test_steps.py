@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import threading
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,6 +17,7 @@ from tests.llm.bundled import KINDS, bundled
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
 from tests.llm.generators import by_hand, check_idle, make_generator, random_prompts
 from tests.plugins.tiers import sample
+from tests.waiting import Gate
 
 CONFIGS = [
     SamplingConfig(seed=1),
@@ -242,21 +242,14 @@ def test_what_is_put_in_is_of_the_grammar() -> None:
     check_idle(model, None)
 
 
-class Thinks:
+class Thinks(Gate):
     """A callback that blocks until the test lets it return."""
-
-    def __init__(self) -> None:
-        self.is_asked, self.may_go_on = threading.Event(), threading.Event()
-        self.config = SamplingConfig(max_new_tokens=8, step_every=4, step_callback=self)
-
-    def __call__(self, context: StepContext) -> None:
-        self.is_asked.set()
-        assert self.may_go_on.wait(30)
 
     def begin(self, model: LLMModel):
         """Returns a request whose callback has been called."""
-        request = model.add_request("Once upon a time", self.config)
-        assert self.is_asked.wait(30)
+        config = SamplingConfig(max_new_tokens=8, step_every=4, step_callback=self)
+        request = model.add_request("Once upon a time", config)
+        self.wait_inside()
         return request
 
 
@@ -265,7 +258,7 @@ def test_others_go_on_while_a_callback_thinks() -> None:
     slow = thinks.begin(model)
     expected = model.generate("Once upon a time", SamplingConfig(max_new_tokens=8)).texts
     assert not slow.done and not slow.choices[0].done and slow.finish_reason is None
-    thinks.may_go_on.set()
+    thinks.open()
     assert slow.result(30).texts == expected
 
 
@@ -275,7 +268,7 @@ def test_one_that_is_cancelled_while_its_callback_thinks() -> None:
     request.cancel()
     out = request.result(30)
     assert out.finish_reasons == ["cancelled"] and len(out.generated_token_ids[0]) == 4
-    thinks.may_go_on.set()
+    thinks.open()
     check_idle(model, None)
 
 
@@ -311,7 +304,7 @@ def test_a_model_that_is_closed_while_a_callback_thinks() -> None:
     model, thinks = LLMModel(TINY, progress=False), Thinks()
     request = thinks.begin(model)
     model.close()
-    thinks.may_go_on.set()
+    thinks.open()
     with pytest.raises(ValueError, match="closed"):
         request.result(30)
 

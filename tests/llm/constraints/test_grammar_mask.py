@@ -7,7 +7,6 @@ import json
 import random
 import re
 import threading
-import time
 
 import jsonschema
 import numpy as np
@@ -22,6 +21,7 @@ from pace.llm.constraints.grammars import GrammarCompiler
 from pace.memory import allocated_bytes
 from pace.tokenizer.loading import load_tokenizer
 from tests.llm.text.tokenizer_zoo import metaspace
+from tests.waiting import wait_until
 
 VOCAB = 2064
 """Larger than the tokenizer's vocabulary, as in many models."""
@@ -225,10 +225,7 @@ def test_what_is_kept_is_bounded_and_failures_are_not() -> None:
 def test_the_table_is_made_beside_the_caller() -> None:
     mine = GrammarCompiler(load_tokenizer(TINY), VOCAB)
     mine.start()
-    deadline = time.monotonic() + 30
-    while mine._table is None or not mine._table.done():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: mine._table is not None and mine._table.done())
     mine.compile(Grammar.json())
 
 
