@@ -152,6 +152,7 @@ MANY = b"[" + b"1," * 1_000_000 + b"1]"
 PAIRS = b",".join(b'"%d":""' % number for number in range(200_000))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "path, body",
     [(CHAT, b'{"messages": [], "stop": %b}' % MANY), ("/v1/responses", b'{"input": %b}' % MANY),
@@ -221,6 +222,7 @@ def test_bodies_that_are_packed(serving):
         assert read_reply(connection).status == 415
 
 
+@pytest.mark.alone
 def test_packed_bodies_that_are_none(serving):
     packed = gzip.compress(json.dumps({"messages": QUESTION}).encode())
     for content in (

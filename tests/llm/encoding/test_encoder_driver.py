@@ -116,7 +116,7 @@ def test_closing_fails_what_waits_and_frees_the_model(folder):
     second = driver.submit([TextTokens((1, 2, 3))], MEAN)
     closing = threading.Thread(target=driver.close)
     closing.start()
-    wait_until(lambda: driver.driver._why_ended is not None)
+    wait_until(lambda driver=driver: driver.driver._why_ended is not None)
     gate.open()
     closing.join(PATIENCE)
     assert first.result(0).shape == (1, 32)

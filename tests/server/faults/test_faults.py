@@ -122,7 +122,7 @@ def test_megabytes_of_one_thing_hold_up_nobody(serving, text):
 
 
 def assert_holds_up_nobody(serving, body, seconds) -> None:
-    """Asks for /health while a prompt is refused as too long. If it waited for that, one answer would take nearly all of
+    """Asks for /health while a prompt is refused as too long. If it waited for that, one answer would take nearly all
     the time. The limit of an answer is `seconds`, or on a busy machine a third of all the time."""
     done, slowest = [], 0.0
     worker = threading.Thread(target=lambda: done.append(serving.ask(COMPLETIONS, body)))

@@ -13,6 +13,8 @@ from tests.server.serving import QUESTION, Serving, make_generator
 from tests.server.test_structured import SCHEMA, is_city
 from tests.waiting import cpu_limit
 
+pytestmark = pytest.mark.alone  # refusals have a time limit
+
 
 def refused(serving: Serving, seconds: float = 1.0, **fields) -> str:
     """Error message of a request that must be refused within `seconds` of processor time."""

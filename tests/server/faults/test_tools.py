@@ -32,6 +32,7 @@ def test_a_tool_may_have_any_name_of_the_alphabet(serving, name):
         assert set(json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])) == {"city"}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("tools", "param"),
     [

@@ -191,6 +191,7 @@ def test_damaged_forms_are_read_or_refused():
     ],
     ids=range(8),
 )
+@pytest.mark.alone
 def test_large_forms_take_bounded_time_and_memory(data):
     tracemalloc.start()
     with cpu_limit(0.5), contextlib.suppress(ApiError):
