@@ -9,9 +9,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import random
 import signal
 import sys
 import threading
+import zlib
 from collections.abc import Iterator
 
 os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start, and for torch here, which reads it on import
@@ -44,12 +46,16 @@ def pytest_collection() -> Iterator[object]:
         gc.enable()
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Resets torch to one thread before each test."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Resets torch to one thread before each test, and random numbers to those of the test. So they do not depend on the
+    tests that this process has run before."""
     import torch
 
     torch.set_num_threads(1)
+    seed = zlib.crc32(item.nodeid.encode())
+    torch.manual_seed(seed)
+    random.seed(seed)
 
 
 @pytest.fixture(autouse=True)

@@ -73,7 +73,7 @@ def test_strings_of_several_bytes_and_steps_within_a_character() -> None:
     assert [call.string for call in watch.calls].count("fox") == 1
     config = saying("a € b", step_strings=["\ufffd"], step_every=50)
     config.step_callback = lambda context: None
-    assert bundled().add_request("x", config).result(30).texts == ["a € b"]
+    assert bundled().add_request("x", config).result(PATIENCE).texts == ["a € b"]
 
 
 @pytest.mark.parametrize("every", [None, 1, 2, 3])
@@ -94,7 +94,7 @@ def test_one_that_is_cancelled_at_its_step_point_has_no_more_tokens() -> None:
         assert len(request.tokens) == 3
         request.cancel()
         hand.step()
-    assert len(request.result(30).generated_token_ids[0]) == 3
+    assert len(request.result(PATIENCE).generated_token_ids[0]) == 3
 
 
 def test_all_of_an_open_mask_may_be_taken_back() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import random
 import re
@@ -388,6 +389,7 @@ def test_a_grammar_takes_what_it_is_estimated_to(kind: str) -> None:
     mine = GrammarCompiler(load_tokenizer(TINY), VOCAB, cache_bytes=2**40)
     mine.compile(KEPT[kind](0))
     grammars_of_kind = [KEPT[kind](number) for number in range(1, 5)]
+    gc.collect()  # what earlier tests left is not freed meanwhile
     before = allocated_bytes()
     kept = [mine.compile(grammar) for grammar in grammars_of_kind]
     taken, estimated = allocated_bytes() - before, sum(compiled.num_bytes for compiled in kept)
