@@ -48,7 +48,7 @@ def pytest_collection() -> Iterator[object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Resets torch to one thread before each test, and random numbers to those of the test. So they do not depend on the
+    """Resets torch to one thread before each test, and random numbers to those of the test: they do not depend on the
     tests that this process has run before."""
     import torch
 
