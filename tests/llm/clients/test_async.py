@@ -255,8 +255,9 @@ def test_one_wake_is_for_all_requests(model):
 
         with by_hand(model):
             requests = [model.add_request(STORY, config) for _ in range(num_requests)]
-        numbers = await asyncio.gather(*map(follow, requests))
-        return numbers, len(wakes)
+            tasks = asyncio.gather(*map(follow, requests))
+            await asyncio.sleep(0.001)  # they wait
+        return await tasks, len(wakes)
 
     numbers, num_wakes = run(read())
     assert numbers == [101] * num_requests

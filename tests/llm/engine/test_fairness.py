@@ -7,6 +7,7 @@ import random
 import sys
 import time
 import weakref
+from collections import Counter
 
 import pytest
 import torch
@@ -139,20 +140,22 @@ def test_many_prompts_run_in_bounded_memory(end_seconds: float, num_prompts: int
     no prompt is left."""
     model = FakeModel(eos_bias=-50.0)
     generator = make_generator(model, num_blocks=60, max_sequences_per_step=16)
-    engine, submitted, ended, chance = generator.engine, [], [], random.Random(2)
+    engine, count, chance = generator.engine, Counter(), random.Random(2)
     submit, step, end = EngineDriver.submit, engine.step, TokenLog.end
     prompts = random_prompts(2, num_prompts, longest=12)
 
     def step_when_full() -> bool:
-        most = min(2 * 16, num_prompts - len(ended))
-        wait_until(lambda: len(submitted) - len(ended) == most, 60)
+        most = min(2 * 16, num_prompts - count["ended"])
+        wait_until(lambda: count["submitted"] - count["ended"] == most, 60)
         generator.driver._do_posted()
         assert len(engine.scheduler.waiting) + len(engine.scheduler.running) == most
         return step()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EngineDriver, "submit", lambda driver, group: (submit(driver, group), submitted.extend(group)))
-        patch.setattr(TokenLog, "end", lambda *event: (end(*event), ended.append(event), time.sleep(end_seconds)))
+        patch.setattr(
+            EngineDriver, "submit", lambda driver, group: (submit(driver, group), count.update(submitted=len(group)))
+        )
+        patch.setattr(TokenLog, "end", lambda *event: (end(*event), count.update(ended=1), time.sleep(end_seconds)))
         patch.setattr(engine, "step", step_when_full)
         patch.setattr(Remembering, "most_alive", 0)
         out = generator.generate(prompts, SamplingConfig(max_new_tokens=3, logits_processors=[Remembering()]))
