@@ -173,6 +173,7 @@ def run(model: LLMModel, inputs: dict[str, Any], count: int = NEW, **fields: Any
     return results(model.generate(**inputs, max_new_tokens=count, logprobs=0, **fields))
 
 
+@torch.no_grad()
 def oracle_tokens(oracle: torch.nn.Module, inputs: dict[str, Any], count: int = NEW) -> list[int]:
     """Greedy tokens of the model in transformers."""
     if hasattr(oracle.model, "rope_deltas"):

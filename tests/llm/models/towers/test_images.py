@@ -32,7 +32,6 @@ ROWS = [
 """Grids of the images of each prompt."""
 
 
-@torch.no_grad()
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
     folder = tmp_path_factory.mktemp("seeing")

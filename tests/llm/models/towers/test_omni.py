@@ -52,7 +52,6 @@ class EachAlone(torch.nn.Module):
         return outputs[0]
 
 
-@torch.no_grad()
 @pytest.fixture(scope="module")
 def omni(tmp_path_factory):
     folder = tmp_path_factory.mktemp("omni")

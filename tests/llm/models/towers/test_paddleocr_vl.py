@@ -108,7 +108,6 @@ def together(rows) -> dict[str, torch.Tensor]:
     return batch
 
 
-@torch.no_grad()
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("paddle")

@@ -52,7 +52,6 @@ def model(looking):
         yield model
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("name", sample(list(VARIANTS), lambda name: name == "border"))
 def test_rows_are_those_of_transformers(name, tmp_path) -> None:
     vision, fields = VARIANTS[name]

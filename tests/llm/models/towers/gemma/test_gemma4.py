@@ -103,7 +103,6 @@ def test_bfloat16_rows_are_as_near_as_those_of_transformers(name, tmp_path) -> N
 
 
 @torch.no_grad()
-@torch.no_grad()
 def check_first_logits(model, oracle, inputs) -> None:
     """Log-probabilities of the token after a prompt. They move by 0.1 with what rows of an image see, and by 1e-5 with
     rounding."""

@@ -52,7 +52,6 @@ def batch_of(case: Case, images: list) -> dict[str, torch.Tensor]:
     return together(prompts, [media_inputs(case, each, index) for index, each in enumerate(images)])
 
 
-@torch.no_grad()
 def load_layers(folder, ops: str, dtype: torch.dtype = torch.float32):
     from safetensors.torch import load_file
 

@@ -110,7 +110,6 @@ def inputs_of(tiles: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
     return inputs | ({"pixel_values": pixels_of(sum(tiles), seed)} if tiles else {})
 
 
-@torch.no_grad()
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("internvl")
