@@ -9,9 +9,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import random
 import signal
 import sys
 import threading
+import zlib
 from collections.abc import Iterator
 
 os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start, and for torch here, which reads it on import
@@ -44,12 +46,16 @@ def pytest_collection() -> Iterator[object]:
         gc.enable()
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Resets torch to one thread before each test."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Resets torch to one thread before each test, and random numbers to those of the test, so that they do not depend
+    on the tests that this process has run before."""
     import torch
 
     torch.set_num_threads(1)
+    seed = zlib.crc32(item.nodeid.encode())
+    torch.manual_seed(seed)
+    random.seed(seed)
 
 
 @pytest.fixture(autouse=True)
@@ -64,11 +70,12 @@ def log_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def quick_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measures the machine's limits only briefly: `pace plan` takes a second for them."""
+    """Measures the machine's limits quickly: with a small buffer, for a hundredth of a second."""
     from pace.bench import limits
 
     measure = limits.measure
-    monkeypatch.setattr(limits, "measure", lambda seconds=0.0: measure(0.02))
+    monkeypatch.setattr(limits, "BUFFER_BYTES", 4 << 20)
+    monkeypatch.setattr(limits, "measure", lambda seconds=0.0: measure(0.01))
 
 
 @pytest.fixture

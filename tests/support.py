@@ -23,6 +23,7 @@ from pace.batch import BLOCK_SIZE, ForwardBatch, LayerBlocks, Spans
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_list import read_config
 from pace.states import SlotSpec, StateSpans
+from tests.waiting import PATIENCE
 
 
 def backends() -> list[str]:
@@ -208,7 +209,7 @@ def prefill(model: BaseModelForCausalLM, ids: Tensor, chunk: int | None = None) 
     return torch.cat([runner.step({0: part}, {0: len(ids)})[0] for part in chunks])
 
 
-def finish(process: subprocess.Popen, timeout: float = 60) -> tuple[str, str]:
+def finish(process: subprocess.Popen, timeout: float = PATIENCE) -> tuple[str, str]:
     """Waits for a process to end, and returns the rest of its stdout and stderr. If it does not end in `timeout`
     seconds, it is killed, and an AssertionError shows its output."""
     try:
@@ -223,7 +224,7 @@ def finish(process: subprocess.Popen, timeout: float = 60) -> tuple[str, str]:
         raise
 
 
-def exit_code_in_fork(check: Callable[[], bool], timeout: int = 30) -> int:
+def exit_code_in_fork(check: Callable[[], bool], timeout: int = int(PATIENCE)) -> int:
     """Exit code of a child forked here that runs `check`: 0 if `check` returns true, 1 if it returns false or raises.
     If it hangs for `timeout` seconds, for example on a lock of its parent, the code is -SIGALRM."""
     child = os.fork()

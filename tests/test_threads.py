@@ -22,6 +22,7 @@ from pace.llm import LLMModel, SamplingConfig
 from pace.llm.loading.options import use_threads
 from pace.ops import native
 from tests.support import exit_code_in_fork
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
 CPUS = sorted(os.sched_getaffinity(0))
@@ -145,10 +146,8 @@ print(min(seconds_of_steps(16) / seconds_of_steps(1) for _ in range(3)))
 def masks(num_workers: int) -> dict[str, list[list[int]]]:
     """CPU masks of all threads of this process, from the operating system: the pool's workers, and the others. Waits
     until there are `num_workers`, because the system lists a thread for a moment after it was joined."""
-    deadline = time.monotonic() + 5
-    while len((found := current_masks())["pace"]) != num_workers and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return found
+    wait_until(lambda: len(current_masks()["pace"]) == num_workers)
+    return current_masks()
 
 
 def current_masks() -> dict[str, list[list[int]]]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
-PREFILL, DECODE = "prefill", "decode"
 
 
 @dataclass(frozen=True)

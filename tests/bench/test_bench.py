@@ -26,12 +26,7 @@ from tests.checkpoints.gguf.files import write_gguf
 FAST = ["--prompt", "20", "--generate", "4", "--repeats", "2"]
 
 
-@pytest.fixture(autouse=True)
-def quick_limits(monkeypatch):
-    """Measures the limits quickly: with a small buffer, for a hundredth of a second."""
-    monkeypatch.setattr(limits, "BUFFER_BYTES", 4 << 20)
-    slow = limits.measure
-    monkeypatch.setattr(limits, "measure", lambda seconds=0.01: slow(0.01))
+pytestmark = pytest.mark.usefixtures("quick_limits")
 
 
 @functools.cache

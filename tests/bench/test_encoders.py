@@ -19,11 +19,7 @@ from pace.ops.weight_layout import WeightLayout
 MACHINE = limits.Limits("avx2", 2, 50.0, 200.0)
 
 
-@pytest.fixture(autouse=True)
-def quick_limits(monkeypatch):
-    monkeypatch.setattr(limits, "BUFFER_BYTES", 4 << 20)
-    slow = limits.measure
-    monkeypatch.setattr(limits, "measure", lambda seconds=0.01: slow(0.01))
+pytestmark = pytest.mark.usefixtures("quick_limits")
 
 
 @pytest.fixture(scope="module")

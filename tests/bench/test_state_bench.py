@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from pace.bench import limits, measure, report, sample
+from pace.bench import measure, report, sample
 from pace.bench.limits import Limits
 from pace.bench.shapes import SHAPES
 from pace.llm import LLMModel, SamplingConfig
@@ -22,11 +22,7 @@ MATRICES, INPUTS = 3 * 4 * 16 * 32 * 4, 3 * 3 * (2 * 2 * 16 + 4 * 32) * 4
 """Bytes of the states of three layers."""
 
 
-@pytest.fixture(autouse=True)
-def quick_limits(monkeypatch):
-    monkeypatch.setattr(limits, "BUFFER_BYTES", 4 << 20)
-    slow = limits.measure
-    monkeypatch.setattr(limits, "measure", lambda seconds=0.01: slow(0.01))
+pytestmark = pytest.mark.usefixtures("quick_limits")
 
 
 @functools.cache

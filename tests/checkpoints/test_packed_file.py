@@ -172,7 +172,7 @@ def test_the_lock_of_a_process_that_was_killed_is_nobodys(path):
     started = context.Event()
     process = context.Process(target=_write_until_killed, args=(path, started))
     process.start()
-    assert started.wait(60)
+    assert started.wait(200)
     results = []
     waiting = threading.Thread(target=lambda: results.append(make(path)))
     waiting.start()

@@ -16,10 +16,13 @@ import termios
 import time
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pace
+from tests.waiting import PATIENCE
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pace.__file__).parents[1])}
 
@@ -45,24 +48,29 @@ def _ready_to_fork() -> multiprocessing.context.ForkServerContext:
     return context
 
 
-def _run_at_terminal(terminal: str, arguments: tuple[str, ...], environment: dict[str, str], package: str) -> None:
+def _run_at_terminal(terminal: str, *command: Any) -> None:
     """Runs the command in this process, with `terminal` as its standard streams and controlling terminal."""
     os.login_tty(os.open(terminal, os.O_RDWR | os.O_NOCTTY))
-    _run(arguments, environment, package)
+    _run(*command)
 
 
-def _run_with_streams(
-    streams: list[Connection], arguments: tuple[str, ...], environment: dict[str, str], package: str
-) -> None:
+def _run_with_streams(streams: list[Connection], *command: Any) -> None:
     """Runs the command in this process, with these standard streams."""
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()
-    _run(arguments, environment, package)
+    _run(*command)
 
 
-def _run(arguments: tuple[str, ...], environment: dict[str, str], package: str) -> None:
+def _run(arguments: tuple[str, ...], environment: dict[str, str], package: str, hurry: Event | None) -> None:
+    """With `hurry`, steps of the engine take at least 50 ms until it is set, so that an answer is not over before the
+    test has acted."""
     assert pace.__file__ == package
+    if hurry is not None:
+        from pace.llm.engine.engine import Engine
+
+        step = Engine.step
+        Engine.step = lambda engine: (hurry.wait(0.05), step(engine))[1]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin = open(0, encoding="utf-8", closefd=False)
     sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)
@@ -81,10 +89,14 @@ def _run(arguments: tuple[str, ...], environment: dict[str, str], package: str) 
 class PipedProcess:
     """Like `process`, but forked from a process that has imported the libraries.
 
-    `streams` replaces some of stdin (empty by default), stdout and stderr (pipes by default)."""
+    `streams` replaces some of stdin (empty by default), stdout and stderr (pipes by default). Steps of a `slow` one
+    take at least 50 ms."""
 
-    def __init__(self, *arguments: str, environment: dict[str, str] | None = None, **streams: int) -> None:
+    def __init__(
+        self, *arguments: str, environment: dict[str, str] | None = None, slow: bool = False, **streams: int
+    ) -> None:
         self.args = arguments
+        self._hurry = _ready_to_fork().Event() if slow else None
         with open(os.devnull) as nothing:
             streams = {"stdin": nothing.fileno(), **streams}
             pipes = {name: Pipe(duplex=False) for name in ("stdout", "stderr") if name not in streams}
@@ -93,7 +105,8 @@ class PipedProcess:
                 for name in ("stdin", "stdout", "stderr")
             ]
             self._forked = _ready_to_fork().Process(
-                target=_run_with_streams, args=(given, arguments, {**ENVIRONMENT, **(environment or {})}, pace.__file__)
+                target=_run_with_streams,
+                args=(given, arguments, {**ENVIRONMENT, **(environment or {})}, pace.__file__, self._hurry),
             )
             self._forked.start()
             for end in given:
@@ -124,9 +137,16 @@ class PipedProcess:
 class TerminalProcess:
     """`pace` at its own controlling terminal, so that a typed Ctrl-C is a signal.
 
-    Unless it is `whole`, it is forked from a process that has imported the libraries."""
+    Unless it is `whole`, it is forked from a process that has imported the libraries. Steps of a `slow` one take at
+    least 50 ms, until `hurry` is called."""
 
-    def __init__(self, *arguments: str, environment: dict[str, str] | None = None, whole: bool = False) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        whole: bool = False,
+        slow: bool = False,
+    ) -> None:
         environment = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "200", **(environment or {})}
         self._forked: multiprocessing.process.BaseProcess | None = None
         self._other_side: int | None = None
@@ -139,8 +159,9 @@ class TerminalProcess:
         else:
             self.terminal, self._other_side = pty.openpty()
             name = os.ttyname(self._other_side)
+            self._hurry = _ready_to_fork().Event() if slow else None
             self._forked = _ready_to_fork().Process(
-                target=_run_at_terminal, args=(name, arguments, environment, pace.__file__)
+                target=_run_at_terminal, args=(name, arguments, environment, pace.__file__, self._hurry)
             )
             self._forked.start()
             self.pid = self._forked.pid
@@ -148,6 +169,9 @@ class TerminalProcess:
         self.seen = ""
         """All output so far."""
         self._position = 0
+
+    def hurry(self) -> None:
+        self._hurry.set()
 
     def type(self, keys: str) -> None:
         os.write(self.terminal, keys.encode())
@@ -159,8 +183,8 @@ class TerminalProcess:
     def read_until(self, *texts: str) -> str:
         """Reads until all of `texts` have come, in this order, after those of the previous call.
 
-        Returns the output since that call. Fails if the texts do not come within a minute."""
-        begin, deadline = self._position, time.monotonic() + 60
+        Returns the output since that call. Fails if the texts do not come in time."""
+        begin, deadline = self._position, time.monotonic() + PATIENCE
         for text in texts:
             while (found := self.seen.find(text, self._position)) < 0:
                 is_ready = select.select([self.terminal], [], [], max(0, deadline - time.monotonic()))[0]

@@ -17,18 +17,20 @@ import pytest
 
 from tests.cli.processes import ENVIRONMENT, PipedProcess, TerminalProcess
 from tests.support import finish
+from tests.waiting import PATIENCE
 
 LONG = ("chat", "--max-new-tokens", "900", "--ignore-eos")
+"""A test acts before the answer ends, which takes 45 s if the chat is slow."""
 STORY = "Tell me a story about a little fox."
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
 
 
 @pytest.fixture
 def start(tmp_path):
-    """`start(*arguments)`: starts a chat with a separate history file, and waits for its prompt."""
+    """`start(*arguments, slow=False)`: starts a chat with a separate history file, and waits for its prompt."""
 
-    def run(*arguments: str) -> TerminalProcess:
-        chat = TerminalProcess(*arguments, environment={"XDG_STATE_HOME": str(tmp_path)})
+    def run(*arguments: str, slow: bool = False) -> TerminalProcess:
+        chat = TerminalProcess(*arguments, environment={"XDG_STATE_HOME": str(tmp_path)}, slow=slow)
         chat.read_until("loading...", "/help for the commands", "> ")
         return chat
 
@@ -65,7 +67,7 @@ def test_ctrl_c_during_imports_is_silent(name, then):
 
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(start):
-    with start(*LONG) as chat:
+    with start(*LONG, slow=True) as chat:
         chat.type(f"{STORY}\r")
         chat.read_until("fox.", "a")  # the echo of the question, and some of the answer
         chat.type(CTRL_C)
@@ -93,7 +95,7 @@ def test_ctrl_c_before_the_first_token(start, seconds):
 
 
 def test_ctrl_c_twice(start):
-    with start(*LONG) as chat:
+    with start(*LONG, slow=True) as chat:
         for _ in range(3):
             chat.type(f"{STORY}\r")
             chat.read_until("fox.", "a")
@@ -177,7 +179,7 @@ def test_a_text_between_quotes(start, tmp_path):
 
 
 def test_ctrl_c_forgets_keys_of_an_answer(start):
-    with start(*LONG) as chat:
+    with start(*LONG, slow=True) as chat:
         chat.type(f"{STORY}\r")
         chat.read_until("fox.", "a")
         chat.type("zzz\rqqq")
@@ -194,10 +196,11 @@ ANSWERED = ("chat", "--max-new-tokens", "300", "--ignore-eos")
 
 def test_lines_typed_during_an_answer_are_asked_next(start, tmp_path):
     """The lines are asked in their order, and an unfinished line waits for its end."""
-    with start(*ANSWERED) as chat:
+    with start(*ANSWERED, slow=True) as chat:
         chat.type(f"{STORY}\r")
         chat.read_until("fox.", "a")
         chat.type("What is 7 + 9\x7f8?\r\r/set top_k 3\rAnd 5 \x1b[D+")
+        chat.hurry()
         answer = chat.read_until("cut off after 300 tokens", "> What is 7 + 8?\r\n")
         assert answer.count("What is") == 1, "keys are not shown while an answer is written"
         chat.read_until("= 15", "cut off", "> /set top_k 3", "(set: max_new_tokens 300, top_k 3", "> ", "And 5 +")
@@ -209,10 +212,11 @@ def test_lines_typed_during_an_answer_are_asked_next(start, tmp_path):
 
 
 def test_a_paste_during_an_answer_is_one_text(start, tmp_path):
-    with start(*ANSWERED) as chat:
+    with start(*ANSWERED, slow=True) as chat:
         chat.type(f"{STORY}\r")
         chat.read_until("fox.", "\x1b[?2004h", "a")
         chat.paste("What is\n7 + 8?")
+        chat.hurry()
         chat.read_until("cut off", "> ", "7 + 8?")
         chat.type("\r")
         chat.read_until("cut off", "> ")
@@ -220,10 +224,11 @@ def test_a_paste_during_an_answer_is_one_text(start, tmp_path):
 
 
 def test_ctrl_d_during_an_answer_leaves_behind_it(start):
-    with start(*ANSWERED) as chat:
+    with start(*ANSWERED, slow=True) as chat:
         chat.type(f"{STORY}\r")
         chat.read_until("fox.", "a")
         chat.type(CTRL_D)
+        chat.hurry()
         assert chat.wait() == 0 and "cut off after 300 tokens" in chat.seen and chat.shows_keys()
 
 
@@ -251,7 +256,7 @@ def test_no_history(start, tmp_path):
 
 @pytest.mark.parametrize("is_answering", [True, False])
 def test_a_process_that_is_ended_leaves_the_terminal_as_it_was(start, is_answering):
-    with start(*LONG) as chat:
+    with start(*LONG, slow=True) as chat:
         if is_answering:
             chat.type(f"{STORY}\r")
             chat.read_until("fox.", "a")
@@ -271,7 +276,7 @@ def test_debug_shows_where(order):
 
 
 def test_a_reader_that_goes_away_is_no_error():
-    running = PipedProcess("generate", "Once upon a time", "--max-new-tokens", "900", "--ignore-eos")
+    running = PipedProcess("generate", "Once upon a time", "--max-new-tokens", "900", "--ignore-eos", slow=True)
     running.stdout.read(10)
     running.stdout.close()
     assert finish(running) == ("", "") and running.returncode == 141
@@ -280,7 +285,7 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_ctrl_c_prints_what_there_is():
     """It prints nothing more, and exits with 130."""
     running = PipedProcess(
-        "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--num-threads", "1"
+        "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--num-threads", "1", slow=True
     )
     first = running.stdout.read(10)  # it has begun to write
     running.send_signal(signal.SIGINT)
@@ -291,7 +296,7 @@ def test_ctrl_c_prints_what_there_is():
 
 def test_ctrl_c_in_json_tells_what_there_is():
     running = PipedProcess(
-        "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--json", "--debug"
+        "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--json", "--debug", slow=True
     )
     for line in running.stderr:  # the log reports that the model is loaded
         if "pace:" in line:
@@ -325,7 +330,7 @@ print("not reached")
 
 def test_the_process_ends_as_python_does():
     """Buffers are flushed, threads are joined, and exit handlers run; only modules are not torn down."""
-    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=PATIENCE)
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, "text thread\nhandler\n", "log")
 
 
@@ -334,5 +339,5 @@ def test_a_reader_that_went_away_is_known_by_the_exit_code():
     os.close(reader)
     code = "import pace.cli\nfrom pace.__main__ import run\npace.cli.main = lambda: print('text') or 0\nrun()"
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
-    assert subprocess.run([sys.executable, "-c", code], stdout=writer, env=buffered, timeout=60).returncode == 141
+    assert subprocess.run([sys.executable, "-c", code], stdout=writer, env=buffered, timeout=PATIENCE).returncode == 141
     os.close(writer)

@@ -40,20 +40,24 @@ def read(data: bytes) -> str:
 
 
 def outcome_of(data: bytes, read: Callable[[bytes], str] = read) -> str:
-    """The result of `read` or "MediaError"; else "FAIL: ..."."""
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before, begin = resident_bytes(), time.process_time()
-    try:
-        outcome = read(data)
-    except MediaError as error:
-        text = str(error)
-        outcome = "MediaError" if len(text) < 200 and text.isprintable() and text.isascii() else f"FAIL: {text!r}"
-    except BaseException as error:
-        outcome = f"FAIL: {type(error).__name__}: {error}"
-    seconds, growth = time.process_time() - begin, resident_bytes(peak=True) - before
-    if seconds > MAX_SECONDS:
-        return f"FAIL: {seconds:.2f} s ({outcome})"
-    return f"FAIL: {growth >> 20} MB of memory ({outcome})" if growth > MAX_GROWTH_BYTES else outcome
+    """The result of `read` or "MediaError"; else "FAIL: ...".
+
+    A case beyond a limit is tried three times, because a busy machine makes processor time longer, too."""
+    for _ in range(3):
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        before, begin = resident_bytes(), time.process_time()
+        try:
+            outcome = read(data)
+        except MediaError as error:
+            text = str(error)
+            outcome = "MediaError" if len(text) < 200 and text.isprintable() and text.isascii() else f"FAIL: {text!r}"
+        except BaseException as error:
+            outcome = f"FAIL: {type(error).__name__}: {error}"
+        seconds, growth = time.process_time() - begin, resident_bytes(peak=True) - before
+        if seconds <= MAX_SECONDS and growth <= MAX_GROWTH_BYTES:
+            return outcome
+    cost = f"{seconds:.2f} s" if seconds > MAX_SECONDS else f"{growth >> 20} MB of memory"
+    return f"FAIL: {cost} ({outcome})"
 
 
 # -- mutations

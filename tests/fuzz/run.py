@@ -55,7 +55,7 @@ from tests.fuzz.checkpoints import healthy_checkpoints, write
 from tests.fuzz.mutate import make_case
 
 DOCUMENTED = (ValueError, TypeError, FileNotFoundError, NotImplementedError, PermissionError)
-CASE_SECONDS = 30
+CASE_SECONDS = 100
 # The tiny checkpoints need about 1 MB. Parsing the largest allowed config or tokenizer may take some 100 MB.
 MAX_GROWTH_BYTES = 300 << 20
 # The engine reserves address space for its cache, up to half of the machine's memory. Beyond twice all memory, an

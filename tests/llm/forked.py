@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pace
+from tests.waiting import PATIENCE
 
-SECONDS = 60
+SECONDS = int(PATIENCE)
 """Time limit of a program before it is killed."""
 
 FORKS = f"""

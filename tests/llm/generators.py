@@ -109,6 +109,12 @@ def driver_of(generator: Generator | LLMModel | EngineDriver) -> EngineDriver:
     return (generator.generator if isinstance(generator, LLMModel) else generator).driver
 
 
+def num_at_work(generator: Generator | LLMModel | EngineDriver) -> int:
+    """Sequences in the engine now. Any thread may ask: one that moves from one queue to another counts once."""
+    scheduler = driver_of(generator).engine.scheduler
+    return len({*scheduler.waiting, *scheduler.running, *scheduler.parked})
+
+
 def check_idle(generator: Generator | LLMModel | EngineDriver, used_bytes: int | None = 0) -> None:
     """Raises AssertionError if anything is in flight, or if the cache does not hold `used_bytes` (None: any number)."""
     driver = driver_of(generator)

@@ -62,7 +62,7 @@ def found():
 
 # Without close, what a session's end posts may still be under way on the engine's thread, which holds the model then.
 # It gives back one weight after another, when the model's weak reference has long gone.
-deadline = time.monotonic() + 10
+deadline = time.monotonic() + 60
 while way == "rebind" and time.monotonic() < deadline:
     now = found()
     if not now["alive"] and now["freed"] > 0.9 * weights:

@@ -9,7 +9,6 @@ import os
 import select
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from tests.planted.bugs import read_bugs
 from tests.plugins import durations, tiers
 from tests.plugins.alone import Turns
+from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[2]
 BUDGETS = ROOT / "tests" / "budgets.toml"
@@ -99,6 +99,7 @@ def test_the_page_of_durations():
         "| `tests/ops/test_a.py::test_b[x_y]` | 10.0 |",
     ):
         assert row in page
+    assert durations.summary(run | {"tests": tests}, kept) == kept, "the same run again"
     assert "| ops | 40 | |" in durations.page(durations.summary(run | {"tests": tests}, None))
 
 
@@ -118,9 +119,11 @@ def over_budget(rooms: dict[str, float], budgets: dict[str, float]) -> list[str]
 
 
 def test_no_room_is_over_its_budget():
-    """Seconds by room, and in total; a room without a budget must not take any."""
-    rooms = durations.by_room(json.loads(durations.KEPT.read_text()))
-    over = over_budget(rooms | {"all": sum(rooms.values())}, tomllib.loads(BUDGETS.read_text())["seconds"])
+    """Seconds by room, and in total; every room with tests has a budget."""
+    rooms, budgets = durations.by_room(json.loads(durations.KEPT.read_text())), tomllib.loads(BUDGETS.read_text())
+    over = over_budget(rooms | {"all": sum(rooms.values())}, budgets["seconds"])
+    paths = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
+    assert {*map(durations.room, paths)} <= {*budgets["seconds"]}, "tests/budgets.toml lacks a room"
     assert not over, "\n".join([*over, "make these tests cheaper, or move what is dear to make test-all"])
 
 
@@ -164,7 +167,7 @@ class Worker:
         )
 
     def end(self) -> None:
-        self.process.communicate(b"\n", timeout=60)
+        self.process.communicate(b"\n", timeout=PATIENCE)
         assert self.process.returncode == 0
 
 
@@ -189,14 +192,6 @@ def is_locked(path: Path, how: int = fcntl.LOCK_EX) -> bool:
     return False
 
 
-def wait_until_locked(path: Path) -> None:
-    """Waits until another process holds the lock, for half a minute, much longer than a process takes to start."""
-    deadline = time.monotonic() + 30
-    while not is_locked(path):
-        assert time.monotonic() < deadline, f"no process has locked {path}"
-        time.sleep(0.01)
-
-
 def test_a_test_that_is_alone_waits_for_others_and_is_not_overtaken(tmp_path):
     """Each wait is observed for a fifth of a second. A missing wait may be noticed late; a correct one never fails."""
     with workers(tmp_path) as started:
@@ -206,18 +201,18 @@ def test_a_test_that_is_alone_waits_for_others_and_is_not_overtaken(tmp_path):
             return started[-1]
 
         first, second = start("shared"), start("shared")
-        assert first.has_begun(30) and second.has_begun(30), "tests that share the machine run at once"
+        assert first.has_begun(PATIENCE) and second.has_begun(PATIENCE), "tests that share the machine run at once"
         alone = start("alone")
-        wait_until_locked(tmp_path / "gate")
+        wait_until(lambda: is_locked(tmp_path / "gate"))
         late = start("shared")
         assert not alone.has_begun(0.2), "it began while others ran"
         first.end()
         assert not alone.has_begun(0.2) and not late.has_begun(0), "it began while another ran, or was overtaken"
         second.end()
-        assert alone.has_begun(30)
+        assert alone.has_begun(PATIENCE)
         assert not late.has_begun(0.2), "another test began while one was alone"
         alone.end()
-        assert late.has_begun(30)
+        assert late.has_begun(PATIENCE)
         late.end()
 
 
@@ -238,10 +233,10 @@ def test_tests_that_are_alone_in_a_row_wait_once(tmp_path):
 def test_the_lock_of_a_process_that_died_is_free(tmp_path):
     with workers(tmp_path) as started:
         started.append(Worker(tmp_path, "alone"))
-        assert started[0].has_begun(30)
+        assert started[0].has_begun(PATIENCE)
         os.kill(started[0].process.pid, 9)
         started.append(Worker(tmp_path, "shared"))
-        assert started[1].has_begun(30)
+        assert started[1].has_begun(PATIENCE)
 
 
 def test_planted_bugs_fit_the_sources():

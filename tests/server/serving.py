@@ -26,7 +26,8 @@ from pace.server.network.run import uvicorn_config
 from pace.server.network.security import Gate
 from pace.server.options import ServeOptions
 from pace.server.service import Service
-from tests.server.network.connections import EndsSoon
+from tests.server.network.connections import EndsSoon, pass_time
+from tests.waiting import PATIENCE, wait_until
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
@@ -51,9 +52,10 @@ class Serving:
     pool: ModelPool | None = None
 
     def __init__(self, generator: Generator | None = None, **options: Any) -> None:
-        """`options` are fields of `ServeOptions`, or names of limits."""
+        """`options` are fields of `ServeOptions`, or names of limits. A grammar may take long on a busy machine."""
         names = Limits.names()
-        limits = Limits(**{name: options.pop(name) for name in list(options) if name in names})
+        chosen = {name: options.pop(name) for name in list(options) if name in names}
+        limits = Limits(**{"grammar_seconds": PATIENCE, **chosen})
         load = LoadOptions(str(TINY), progress=False)
         self.options = ServeOptions(str(TINY), served_model_names=("tiny", "alias"), limits=limits, **options)
         self.generator = generator or shared_generator()
@@ -69,8 +71,7 @@ class Serving:
         self._server = EndsSoon(uvicorn_config(self.options, app, lambda: self.pool.max_body_bytes))
         self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
         self._thread.start()
-        while not self._server.started:
-            time.sleep(0.005)
+        wait_until(lambda: self._server.started)
         return self
 
     def _run(self, listener: socket.socket) -> None:
@@ -82,7 +83,7 @@ class Serving:
 
     def __exit__(self, *exception: object) -> None:
         self._server.should_exit = True
-        self._thread.join(10)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
         if exception[0] is None:
             self.check_idle()
@@ -91,18 +92,21 @@ class Serving:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def check_idle(self, seconds: float = 3.0) -> None:
+    def pass_time(self, seconds: float) -> None:
+        pass_time(self.loop, seconds)
+
+    def check_idle(self) -> None:
         """Waits until no request is running, and checks that no block, body or decoded medium is leaked.
 
         A request whose client has disconnected may still arrive while this waits: then the wait begins again.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 assert self.service.admission.num_requests == 0 and self.service.admission.num_waiting == 0
                 shared = self.service.shared
                 assert shared.large_bodies.num_bytes == 0 and shared.media_workers._num_tokens == 0
-                return self.generator.driver.call(lambda engine: engine.check_idle()).result(5)
+                return self.generator.driver.call(lambda engine: engine.check_idle()).result(PATIENCE)
             except AssertionError:
                 if time.monotonic() > deadline:
                     raise
@@ -111,7 +115,7 @@ class Serving:
     # -- clients ---------------------------------------------------------------------------------------------------
 
     def connect(self) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self.port), 60)  # seconds, to end a test that hangs
+        connection = socket.create_connection(("127.0.0.1", self.port), PATIENCE)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 

@@ -11,6 +11,7 @@ import pytest
 from pace.server.admission import Admission
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
+from tests.waiting import PATIENCE
 
 
 def make(max_sequences=1, **limits):
@@ -67,7 +68,7 @@ def test_whoever_is_just_leaving_is_passed_over():
             async with admission.rows(2, 10, 0):
                 await asyncio.sleep(seconds)
 
-        first = asyncio.create_task(hold(10))
+        first = asyncio.create_task(hold(10 * PATIENCE))
         await settle()
         leaving, next_one = asyncio.create_task(hold(0)), asyncio.create_task(hold(0))
         await settle()
@@ -75,7 +76,7 @@ def test_whoever_is_just_leaving_is_passed_over():
         leaving.cancel()
         ends = await asyncio.gather(first, leaving, next_one, return_exceptions=True)
         assert [type(end) for end in ends] == [asyncio.CancelledError, asyncio.CancelledError, type(None)]
-        await asyncio.wait_for(hold(0), 1)  # the place is free again
+        await asyncio.wait_for(hold(0), PATIENCE)  # the place is free again
 
     asyncio.run(play())
 
@@ -90,7 +91,7 @@ def test_whoever_leaves_hands_its_turn_on():
                 order.append(name)
                 await asyncio.sleep(seconds)
 
-        first = asyncio.create_task(hold("first", 10))
+        first = asyncio.create_task(hold("first", 10 * PATIENCE))
         await settle()
         second, third = asyncio.create_task(hold("second", 0)), asyncio.create_task(hold("third", 0))
         await settle()
@@ -101,7 +102,7 @@ def test_whoever_leaves_hands_its_turn_on():
             await first
         with suppress(asyncio.CancelledError):
             await second
-        await asyncio.wait_for(third, 1)
+        await asyncio.wait_for(third, PATIENCE)
         assert order[-1] == "third" and admission.num_waiting == 0
 
     asyncio.run(play())
@@ -139,7 +140,7 @@ def test_what_waits_has_a_bound_in_seconds():
             async with admission.rows(2, tokens, 0):
                 await release.wait()
 
-        tasks = [asyncio.create_task(hold(10))]
+        tasks = [asyncio.create_task(hold(10 * PATIENCE))]
         await settle()
         tasks.append(asyncio.create_task(hold(5000)))
         await settle()

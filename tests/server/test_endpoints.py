@@ -11,6 +11,7 @@ from pace.server.errors import invalid
 from pace.server.network import http
 from pace.server.schemas.fields import Request
 from tests.server.serving import ANSWER, LONG, QUESTION, Serving
+from tests.waiting import PATIENCE
 
 openai = pytest.importorskip("openai")
 anthropic = pytest.importorskip("anthropic")
@@ -144,7 +145,7 @@ def test_many_clients_at_once_and_a_drain(serving):
             scheduler = own.generator.engine.scheduler
             while len(scheduler.running) + len(scheduler.waiting) < 16 and not asked.done():
                 await asyncio.sleep(0.005)  # requests in the engine are answered; later ones would be refused
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(own.service.drain(20), own.loop))
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(own.service.drain(PATIENCE), own.loop))
             late = await ask_many(own, [{"messages": QUESTION}])
             return await asked + late
 

@@ -7,11 +7,13 @@ import json
 import statistics
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.server.network.connections import wait_until
+from tests.llm.generators import by_hand
 from tests.server.serving import ANSWER, LONG, QUESTION, Serving, make_generator, request_bytes
+from tests.waiting import Gate, wait_until
 
 
 async def ask_many(serving: Serving, bodies: list[dict]) -> list[tuple[int, bytes]]:
@@ -41,12 +43,16 @@ def test_a_thousand_at_once_are_all_answered():
 def test_a_full_queue_says_when_to_come_again():
     with Serving(max_queue=0) as serving:
         most = serving.generator.engine.scheduler.max_sequences_per_step
-        bodies = [{"messages": LONG, "max_tokens": 100, "ignore_eos": True} for _ in range(most + 20)]
-        replies = asyncio.run(ask_many(serving, bodies))
+        bodies = [{"messages": LONG, "max_tokens": 10, "ignore_eos": True} for _ in range(most + 20)]
+        refusals = 'pace:rejected_total{why="queue"} 20.0'
+        with ThreadPoolExecutor(1) as clients:
+            with by_hand(serving.generator):  # none ends before all have come
+                asked = clients.submit(lambda: asyncio.run(ask_many(serving, bodies)))
+                wait_until(lambda: refusals in serving.ask("/metrics").body.decode())
+            replies = asked.result()
         refused = [data for status, data in replies if status == 429]
-        assert refused and b"rate_limit_exceeded" in refused[0]
-        page = serving.ask("/metrics").body.decode()
-        assert f'pace:rejected_total{{why="queue"}} {float(len(refused))}' in page
+        assert len(refused) == 20 and b"rate_limit_exceeded" in refused[0]
+        assert refusals in serving.ask("/metrics").body.decode()
 
 
 def test_a_refusal_costs_no_parsing(monkeypatch):
@@ -62,6 +68,7 @@ def test_a_refusal_costs_no_parsing(monkeypatch):
 
 @pytest.mark.alone
 def test_health_answers_beside_the_engine():
+    """Half of the answers come within 0.1 s, or on a busy machine within a tenth of the time that the engine works."""
     with Serving() as serving:
         worker = threading.Thread(
             target=lambda: asyncio.run(
@@ -69,16 +76,27 @@ def test_health_answers_beside_the_engine():
             )
         )
         worker.start()
-        time.sleep(0.2)
-        times = []
+        wait_until(lambda: serving.generator.engine.scheduler.running)
+        times, start = [], time.perf_counter()
         while worker.is_alive():
             begin = time.perf_counter()
             assert serving.ask("/health").status == 200
             times.append(time.perf_counter() - begin)
             time.sleep(0.01)
+        median, whole = statistics.median(times), time.perf_counter() - start
+        assert median < max(0.1, whole / 10), f"{median:.3f} s in the median of {len(times)}; all took {whole:.1f} s"
+
+
+def test_health_does_not_wait_for_a_step(own):
+    forward, gate = own.generator.engine.model.forward, Gate()
+    with own:
+        own.generator.engine.model.forward = lambda batch: (gate(), forward(batch))[1]
+        worker = threading.Thread(target=own.chat)
+        worker.start()
+        gate.wait_inside()
+        assert own.ask("/health").status == own.ask("/live").status == 200
+        gate.open()
         worker.join()
-        median = statistics.median(times)
-        assert median < 0.1, f"{median:.3f} s in the median of {len(times)}: a step of 64 sequences takes 0.02 s"
 
 
 @pytest.fixture
@@ -114,9 +132,7 @@ def test_an_engine_that_has_ended_is_unwell(own):
     own.generator.engine.model.forward = spoilt
     statuses = [own.chat().status for _ in range(3)]
     assert statuses[:2] == [500] * 2 and statuses[2] in (500, 503)  # the engine may have ended before the answer
-    deadline = time.monotonic() + 5
-    while own.ask("/health").status != 503:
-        assert time.monotonic() < deadline
+    wait_until(lambda: own.ask("/health").status == 503)
     assert own.chat().status == 503
     assert own.ask("/v1/models").status == 200
     own.__exit__(RuntimeError)
@@ -144,22 +160,16 @@ def test_a_step_that_takes_long_is_told(own, monkeypatch):
     from pace.server import service
 
     monkeypatch.setattr(service, "STALL_SECONDS", 0.2)
-    forward, begun, release = own.generator.engine.model.forward, threading.Event(), threading.Event()
-
-    def hangs(batch):
-        begun.set()
-        release.wait(10)
-        return forward(batch)
-
+    forward, gate = own.generator.engine.model.forward, Gate()
     with own:
-        own.generator.engine.model.forward = hangs
+        own.generator.engine.model.forward = lambda batch: (gate(), forward(batch))[1]
         worker = threading.Thread(target=own.chat)
         worker.start()
-        assert begun.wait(10)
+        gate.wait_inside()
         time.sleep(0.4)
         assert own.ask("/health").status == 503 and own.ask("/health").json["status"] == "unwell"
         assert own.ask("/live").status == 200
-        release.set()
+        gate.open()
         worker.join()
         assert own.ask("/health").status == 200
         own.check_well()

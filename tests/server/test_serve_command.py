@@ -15,6 +15,7 @@ from pace.cli import main, serve
 from pace.llm.speculation.configs import PromptLookupConfig
 from pace.server.limits import Limits
 from pace.server.options import ServeOptions
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +101,7 @@ def test_the_port_answers_before_torch_is_imported():
     run = pytest.importorskip("pace.server.network.run", exc_type=ImportError)
     with run.listening(ServeOptions("tiny", port=0)) as free:
         port = str(free.getsockname()[1])
-    done = subprocess.run([sys.executable, "-c", LOOK, port], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", LOOK, port], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (2, "pace: error: seen (see: pace serve --help)\n")
     live, live_head, health, health_head, *later, modules = done.stdout.splitlines()
     assert (live, live_head) == ('GET /live 200 None {"status":"alive"}', "HEAD /live 200 None ")

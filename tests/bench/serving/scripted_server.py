@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import selectors
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from unittest import mock
 
 Script = Iterable[tuple[float, bytes]]
 """Seconds to wait, and the bytes to send afterwards; b"" sends nothing."""
@@ -91,3 +95,33 @@ async def serving(answer: Callable[[int, dict], Script]):
         listener.close()
         for writer in server._open:
             writer.close()
+
+
+class JumpingClock(selectors.DefaultSelector):
+    """Time that passes only while an event loop has nothing else to do: it jumps to the loop's next timer. So times are
+    exact on any machine, and delays cost nothing."""
+
+    SETTLE_SECONDS = 0.005
+    """Real time for bytes on their way through the system."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+
+    def select(self, timeout: float | None = None) -> list:
+        found = super().select(timeout and min(timeout, self.SETTLE_SECONDS))
+        if timeout and not found:
+            self.now += timeout
+        return found
+
+    def run(self, coroutine):
+        """Like `asyncio.run`, with this clock for the loop and for the load test."""
+        loop = asyncio.SelectorEventLoop(self)
+        loop.time = lambda: self.now
+        clock = SimpleNamespace(perf_counter=loop.time, process_time=time.process_time)
+        with (
+            mock.patch("pace.bench.serving.run.time", clock),
+            mock.patch("pace.bench.serving.record.time", clock),
+            asyncio.Runner(loop_factory=lambda: loop) as runner,
+        ):
+            return runner.run(coroutine)

@@ -49,8 +49,8 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     saved = tmp_path / "result.json"
     with in_a_thread(answer) as server:
-        options = ["--num-prompts", "6", "--max-concurrency", "2", "--goodput", "ttft:500", "tpot:100", "--seed", "5"]
-        files = ["--save-result", str(saved), "--save-detailed"]
+        options = ["--num-prompts", "6", "--max-concurrency", "2", "--goodput", "ttft:500000", "tpot:100000"]
+        files = ["--seed", "5", "--save-result", str(saved), "--save-detailed"]
         assert main(["bench", "--serve", server.url + "/v1", *options, *files, "--json"]) == 0
     out, err = capsys.readouterr()
     numbers = json.loads(out)

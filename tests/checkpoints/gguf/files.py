@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.comparison.gguf_families import permute, rope_factors
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
 from tests.checkpoints.gguf import latent_files, mixture_files
 from tests.quant import ternary_types
 
@@ -50,6 +52,11 @@ SEEING = {
 }  # fmt: skip
 """The same for models with towers, whose files have the text part."""
 ARCHITECTURES |= SEEING
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    """The model of a file, for one thread."""
+    return load_model(LoadOptions(path, dtype=dtype, num_threads=1, progress=False, **options))
 
 
 def write_gguf(

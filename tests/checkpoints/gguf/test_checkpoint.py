@@ -17,11 +17,9 @@ pytest.importorskip("transformers")
 from pace.checkpoints.gguf.blocks import BLOCK_TYPES
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint, hub_order
 from pace.llm import LLMModel
-from pace.llm.loading.load import load_model
-from pace.llm.loading.options import LoadOptions
 from pace.ops.blocks import BlockRows, WeightLayout
 from tests.checkpoints.gguf import latent_files, mixture_files
-from tests.checkpoints.gguf.files import ARCHITECTURES, write_gguf
+from tests.checkpoints.gguf.files import ARCHITECTURES, load, write_gguf
 from tests.llm.models.parts import representative
 from tests.llm.models.variants import IDS, VARIANTS, mrope, save_tiny
 from tests.llm.models.visit import TOLERANCE, oracle, relative_error
@@ -77,10 +75,6 @@ WIDE_ALSO |= dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), mrope([8, 12, 12]))
 WITH_TESTS_OF_THEIR_OWN = (*mixture_files.ARCHITECTURES, *latent_files.ARCHITECTURES)
 WITH_TESTS_OF_THEIR_OWN += ("paddleocr_vl_text", "qwen3_asr", "qwen3_vl_moe", "qwen3_omni_moe_thinker")  # projectors
 PROMPT = 45
-
-
-def load(path, dtype=torch.float32, **options):
-    return load_model(LoadOptions(path, dtype=dtype, num_threads=1, progress=False, **options))
 
 
 def ids_of(seed):

@@ -10,6 +10,7 @@ import pytest
 
 from pace.assets import TINY
 from pace.llm import LLMModel
+from tests.waiting import PATIENCE
 
 collect_ignore_glob = [] if importlib.util.find_spec("kani") else ["test_*.py"]
 
@@ -39,7 +40,7 @@ def run():
 
     def run(coroutine):
         async def within():
-            return await asyncio.wait_for(coroutine, 60)
+            return await asyncio.wait_for(coroutine, PATIENCE)
 
         return asyncio.run(within())
 

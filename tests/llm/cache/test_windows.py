@@ -19,6 +19,7 @@ from tests.llm.cache.test_allocators_at_work import everything_at_once
 from tests.llm.fake_model import OPS, FakeModel
 from tests.llm.generators import check_idle, generate, ids
 from tests.plugins.tiers import sample
+from tests.waiting import PATIENCE
 
 WINDOWS = {
     "half": (None, 20, None, 20), "most": (None, 20, 20, 20), "short": (None, 5, 5), "two windows": (None, 7, 40, 40),
@@ -219,9 +220,9 @@ def test_a_session_as_long_as_the_pool_may_be_cut_back_and_go_on(
         for cut in (3, 1, 17, 20):
             session.truncate(length - cut)
             begin, strategy = session._plan(tokens := ids(cut, cut), "all")
-            generator.driver.call(begin).result(20)
+            generator.driver.call(begin).result(PATIENCE)
             expected = [model.logits_of(text[: length - cut] + tokens[:count]) for count in range(1, cut + 1)]
-            assert torch.equal(strategy.outcome.result(20), torch.stack(expected))
+            assert torch.equal(strategy.outcome.result(PATIENCE), torch.stack(expected))
             text[length - cut :] = tokens
     check_idle(generator)
 

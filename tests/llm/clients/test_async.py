@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,7 +14,8 @@ from pace.assets import TINY
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.clients import notifiers
 from tests.llm.fake_model import FakeModel, greedy
-from tests.llm.generators import check_idle, make_generator
+from tests.llm.generators import by_hand, check_idle, make_generator, num_at_work
+from tests.waiting import PATIENCE, Gate, until, wait_until
 
 STORY = "Once upon a time"
 SHORT = SamplingConfig(max_new_tokens=24)
@@ -27,7 +29,7 @@ def model():
 
 def run(coroutine):
     async def within():
-        return await asyncio.wait_for(coroutine, 60)
+        return await asyncio.wait_for(coroutine, PATIENCE)
 
     return asyncio.run(within())
 
@@ -36,23 +38,11 @@ async def text_of(pieces) -> str:
     return "".join([piece async for piece in pieces])
 
 
-def slow(seconds: float = 0.02) -> SamplingConfig:
-    """Returns a config for 900 tokens that take `seconds` each."""
-
-    def wait(ids, logits):
-        time.sleep(seconds)
-        return logits
-
-    return SamplingConfig(max_new_tokens=900, ignore_eos=True, logits_processors=[wait])
-
-
-def at_work(model: LLMModel) -> bool:
-    return any(True for _ in model._engine.scheduler.sequences())
-
-
-async def until_idle(model: LLMModel) -> None:
-    while at_work(model):
-        await asyncio.sleep(0.005)
+def stepwise(step: Callable[[], object] = lambda: time.sleep(0.02)) -> SamplingConfig:
+    """Returns a config for 900 tokens. `step` is called for each of them, and takes 20 ms by default."""
+    return SamplingConfig(
+        max_new_tokens=900, ignore_eos=True, logits_processors=[lambda ids, logits: (step(), logits)[1]]
+    )
 
 
 # -- same output as in threads -----------------------------------------------------------------------------------------
@@ -121,62 +111,60 @@ def test_what_cannot_be_served_is_told_with_the_first_piece(model):
 
 
 def test_what_goes_wrong_with_a_request_is_raised(model):
+    pieces = []
+
     def fail(ids, logits):
-        time.sleep(0.03)  # earlier tokens have been read by then
         if ids.shape[1] > 8:
+            wait_until(lambda: pieces)  # earlier tokens are read
             raise ArithmeticError("too long for me")
         return logits
 
     async def read():
-        pieces = []
         with pytest.raises(ArithmeticError, match="too long for me"):
             async for piece in model.astream(STORY, SamplingConfig(logits_processors=[fail])):
                 pieces.append(piece)
-        return pieces
 
-    assert run(read())
+    run(read())
 
 
 # -- early ends --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 def test_a_task_that_is_cancelled_ends_its_generation(model):
+    """It does not wait for the step under way, and no other follows."""
+    gate, steps = Gate(), []
+
     async def play():
         pieces = []
 
         async def read():
-            async for piece in model.astream(STORY, slow()):
+            async for piece in model.astream(STORY, stepwise(lambda: (steps.append(1), len(steps) > 8 and gate()))):
                 pieces.append(piece)
 
         task = asyncio.create_task(read())
-        while len(pieces) < 3:
-            await asyncio.sleep(0.005)
-        began = time.perf_counter()
+        await until(lambda: gate.is_inside.is_set() and pieces)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        seconds = time.perf_counter() - began
-        assert seconds < 5, f"{seconds:.1f} s: a step takes 0.02 s, all tokens take 18 s"
         num_pieces = len(pieces)
-        await asyncio.wait_for(until_idle(model), 10)
-        assert num_pieces == len(pieces) < 30, f"{num_pieces} pieces were read, then {len(pieces)}"
+        gate.open()
+        await until(lambda: not num_at_work(model))
+        assert num_pieces == len(pieces) <= len(steps) == 9
 
     run(play())
 
 
 def test_who_waits_hears_that_another_has_cancelled(model):
     async def play():
-        request = model.add_request(STORY, slow())
+        request = model.add_request(STORY, stepwise())
 
         async def read():
             return [event async for event in request.aevents()]
 
         readers = asyncio.gather(read(), read())
-        while len(request.tokens) < 3:
-            await asyncio.sleep(0.005)
+        await until(lambda: len(request.tokens) >= 3)
         request.cancel()
-        first, second = await asyncio.wait_for(readers, 5)
+        first, second = await readers
         assert first == second and first[-1].finish_reason == "cancelled" and len(first) == len(request.tokens) + 1
 
     run(play())
@@ -185,16 +173,16 @@ def test_who_waits_hears_that_another_has_cancelled(model):
 @pytest.mark.parametrize("how", ["close", "break"])
 def test_an_iteration_that_is_left_ends_its_generation(model, how):
     async def play():
-        stream = model.astream(STORY, slow())
+        stream = model.astream(STORY, stepwise())
         async for _ in stream:
             break
-        assert at_work(model)
+        assert num_at_work(model)
         if how == "close":
             await stream.aclose()
         else:
             del stream
             gc.collect()
-        await asyncio.wait_for(until_idle(model), 10)
+        await until(lambda: not num_at_work(model))
 
     run(play())
 
@@ -213,19 +201,22 @@ def test_a_loop_that_ends_amid_a_generation_ends_it():
 # -- the loop is not blocked -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 def test_the_loop_goes_on_while_steps_are_slow(model):
-    async def play():
-        stream, turns = model.astream(STORY, slow(0.3)), 0
-        task = asyncio.create_task(anext(stream))
-        while not task.done():
-            await asyncio.sleep(0.001)
-            turns += 1
-        await stream.aclose()
-        return turns
+    """The first step waits until the loop has had twenty turns."""
+    gate = Gate()
 
-    turns = run(play())
-    assert turns > 20, f"{turns} turns of a millisecond or more in a step of 300"
+    async def play():
+        stream = model.astream(STORY, stepwise(gate))
+        task = asyncio.create_task(anext(stream))
+        await until(gate.is_inside.is_set)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert not task.done()
+        gate.open()
+        await task
+        await stream.aclose()
+
+    run(play())
 
 
 def test_the_loop_has_turns_while_a_long_text_is_read(model):
@@ -250,9 +241,8 @@ def test_the_loop_has_turns_while_a_long_text_is_read(model):
     assert num_events == 401 and turns >= 401 // 32
 
 
-@pytest.mark.alone
 def test_one_wake_is_for_all_requests(model):
-    """Several requests of a hundred steps wake the loop for first tokens, ends, and sometimes in between."""
+    """Several requests of the same hundred steps wake the loop for first tokens, ends, and sometimes in between."""
     config, num_requests = SamplingConfig(max_new_tokens=100, ignore_eos=True), 8
 
     async def read():
@@ -263,8 +253,11 @@ def test_one_wake_is_for_all_requests(model):
         async def follow(request):
             return len([event async for event in request.aevents()])
 
-        numbers = await asyncio.gather(*[follow(model.add_request(STORY, config)) for _ in range(num_requests)])
-        return numbers, len(wakes)
+        with by_hand(model):
+            requests = [model.add_request(STORY, config) for _ in range(num_requests)]
+            tasks = asyncio.gather(*map(follow, requests))
+            await asyncio.sleep(0.001)  # they wait
+        return await tasks, len(wakes)
 
     numbers, num_wakes = run(read())
     assert numbers == [101] * num_requests
@@ -277,7 +270,5 @@ def test_loops_that_are_gone_are_forgotten(model):
     before = len(notifiers._wakers)
     for _ in range(3):
         asyncio.run(text_of(model.astream(STORY, SHORT)))
-    deadline = time.monotonic() + 10  # the engine's thread may still hold the wakeup of the last loop
-    while gc.collect() is not None and len(notifiers._wakers) > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(notifiers._wakers) <= before
+    # The engine's thread may still hold the wakeup of the last loop.
+    wait_until(lambda: (gc.collect(), len(notifiers._wakers) <= before)[1])

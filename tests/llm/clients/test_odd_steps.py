@@ -3,7 +3,6 @@ sentencepiece and longrope."""
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
@@ -23,6 +22,7 @@ from tests.llm.generators import by_hand, make_generator
 from tests.llm.models.variants import VARIANTS, save_tiny
 from tests.llm.text.tokenizer_zoo import byte_level, sentencepiece
 from tests.support import exit_code_in_fork, load_model
+from tests.waiting import PATIENCE, Gate
 
 
 class Says(TokenMask):
@@ -73,7 +73,7 @@ def test_strings_of_several_bytes_and_steps_within_a_character() -> None:
     assert [call.string for call in watch.calls].count("fox") == 1
     config = saying("a € b", step_strings=["\ufffd"], step_every=50)
     config.step_callback = lambda context: None
-    assert bundled().add_request("x", config).result(30).texts == ["a € b"]
+    assert bundled().add_request("x", config).result(PATIENCE).texts == ["a € b"]
 
 
 @pytest.mark.parametrize("every", [None, 1, 2, 3])
@@ -94,7 +94,7 @@ def test_one_that_is_cancelled_at_its_step_point_has_no_more_tokens() -> None:
         assert len(request.tokens) == 3
         request.cancel()
         hand.step()
-    assert len(request.result(30).generated_token_ids[0]) == 3
+    assert len(request.result(PATIENCE).generated_token_ids[0]) == 3
 
 
 def test_all_of_an_open_mask_may_be_taken_back() -> None:
@@ -118,7 +118,7 @@ def test_a_row_that_is_cut_has_what_was_told() -> None:
 
     def cut(event) -> bool | None:
         told.extend([] if event.token is None else [event.token])
-        time.sleep(0.3 if len(told) == 4 else 0)
+        time.sleep(0.3 if len(told) == 4 else 0)  # meanwhile the engine gets ahead, if the machine is free
         return len(told) != 4
 
     config = SamplingConfig(max_new_tokens=20, step_every=5)
@@ -158,11 +158,9 @@ def test_angles_that_change_with_the_length(tmp_path, every: int) -> None:
 
 
 def test_a_child_does_not_wait_for_a_callback_of_its_parent() -> None:
-    generator, is_asked, may_go_on = make_generator(FakeModel(eos_bias=-50.0)), threading.Event(), threading.Event()
-    config = SamplingConfig(max_new_tokens=8, step_every=4)
-    config.step_callback = lambda context: (is_asked.set(), may_go_on.wait(60)) and None
-    request = generator.add_request([1, 2], config)
-    assert is_asked.wait(60)
-    assert exit_code_in_fork(lambda: request.result(30).finish_reasons == ["cancelled"]) == 0
-    may_go_on.set()
+    generator, gate = make_generator(FakeModel(eos_bias=-50.0)), Gate()
+    request = generator.add_request([1, 2], SamplingConfig(max_new_tokens=8, step_every=4, step_callback=gate))
+    gate.wait_inside()
+    assert exit_code_in_fork(lambda: request.result(PATIENCE).finish_reasons == ["cancelled"]) == 0
+    gate.open()
     assert request.result(60).finish_reasons == ["length"]

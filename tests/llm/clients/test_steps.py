@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import threading
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,6 +17,7 @@ from tests.llm.bundled import KINDS, bundled
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
 from tests.llm.generators import by_hand, check_idle, make_generator, random_prompts
 from tests.plugins.tiers import sample
+from tests.waiting import PATIENCE, Gate
 
 CONFIGS = [
     SamplingConfig(seed=1),
@@ -242,21 +242,14 @@ def test_what_is_put_in_is_of_the_grammar() -> None:
     check_idle(model, None)
 
 
-class Thinks:
+class Thinks(Gate):
     """A callback that blocks until the test lets it return."""
-
-    def __init__(self) -> None:
-        self.is_asked, self.may_go_on = threading.Event(), threading.Event()
-        self.config = SamplingConfig(max_new_tokens=8, step_every=4, step_callback=self)
-
-    def __call__(self, context: StepContext) -> None:
-        self.is_asked.set()
-        assert self.may_go_on.wait(30)
 
     def begin(self, model: LLMModel):
         """Returns a request whose callback has been called."""
-        request = model.add_request("Once upon a time", self.config)
-        assert self.is_asked.wait(30)
+        config = SamplingConfig(max_new_tokens=8, step_every=4, step_callback=self)
+        request = model.add_request("Once upon a time", config)
+        self.wait_inside()
         return request
 
 
@@ -265,17 +258,17 @@ def test_others_go_on_while_a_callback_thinks() -> None:
     slow = thinks.begin(model)
     expected = model.generate("Once upon a time", SamplingConfig(max_new_tokens=8)).texts
     assert not slow.done and not slow.choices[0].done and slow.finish_reason is None
-    thinks.may_go_on.set()
-    assert slow.result(30).texts == expected
+    thinks.open()
+    assert slow.result(PATIENCE).texts == expected
 
 
 def test_one_that_is_cancelled_while_its_callback_thinks() -> None:
     model, thinks = bundled(), Thinks()
     request = thinks.begin(model)
     request.cancel()
-    out = request.result(30)
+    out = request.result(PATIENCE)
     assert out.finish_reasons == ["cancelled"] and len(out.generated_token_ids[0]) == 4
-    thinks.may_go_on.set()
+    thinks.open()
     check_idle(model, None)
 
 
@@ -303,7 +296,7 @@ def test_a_callback_that_goes_wrong_fails_its_sequence_alone(answer, error, word
     beside = model.add_request("Once upon a time", SamplingConfig(max_new_tokens=30))
     with pytest.raises(error, match=words):
         model.generate("1, 2, 3,", SamplingConfig(max_new_tokens=9, step_every=4, step_callback=answer))
-    assert beside.result(30).texts == expected
+    assert beside.result(PATIENCE).texts == expected
     check_idle(model, None)
 
 
@@ -311,9 +304,9 @@ def test_a_model_that_is_closed_while_a_callback_thinks() -> None:
     model, thinks = LLMModel(TINY, progress=False), Thinks()
     request = thinks.begin(model)
     model.close()
-    thinks.may_go_on.set()
+    thinks.open()
     with pytest.raises(ValueError, match="closed"):
-        request.result(30)
+        request.result(PATIENCE)
 
 
 def test_samples_of_one_prompt_are_told_apart() -> None:
@@ -365,6 +358,6 @@ def test_a_step_that_fails_at_its_step_point(monkeypatch) -> None:
                 hand.step()
         assert not hand.step()
     with pytest.raises(ZeroDivisionError):
-        request.result(10)
+        request.result(PATIENCE)
     assert not asked
     check_idle(generator)

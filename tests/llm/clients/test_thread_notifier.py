@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-import pytest
-
 from pace.llm.clients import notifiers
 from pace.llm.clients.notifiers import ThreadNotifier
+from tests.waiting import PATIENCE, wait_until
 
 
 class Belt:
@@ -35,23 +34,16 @@ class Belt:
             taken = there
 
 
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-@pytest.mark.alone
 def test_what_comes_fast_is_taken_by_the_handful(monkeypatch) -> None:
     monkeypatch.setattr(notifiers, "REST_SECONDS", 0.2)
     belt = Belt(50)
     for _ in range(50):
         belt.put()
         time.sleep(0.001)
-    belt.taker.join(30)
-    # 50 items in 0.1 s, with a rest of 0.2 s between batches: two or three batches.
-    assert sum(belt.handfuls) == 50 and len(belt.handfuls) < 10, f"handfuls of {belt.handfuls}"
+    belt.taker.join(PATIENCE)
+    # After each rest of 0.2 s, a batch, and the next item. On a free machine all come in 0.1 s.
+    most = 4 + 2 * (belt.things[-1] - belt.things[0]) / 0.2
+    assert sum(belt.handfuls) == 50 and len(belt.handfuls) <= most, f"handfuls of {belt.handfuls}, at most {most:.1f}"
 
 
 def test_what_comes_slowly_is_taken_one_by_one(monkeypatch) -> None:
@@ -60,7 +52,7 @@ def test_what_comes_slowly_is_taken_one_by_one(monkeypatch) -> None:
     for number in range(20):
         belt.put()
         wait_until(lambda number=number: len(belt.handfuls) > number)
-    belt.taker.join(30)
+    belt.taker.join(PATIENCE)
     assert belt.handfuls == [1] * 20
 
 
@@ -73,7 +65,7 @@ def test_the_first_and_the_last_wait_for_no_rest(monkeypatch) -> None:
     time.sleep(0.05)
     assert belt.handfuls == [1]
     belt.put()
-    belt.taker.join(30)
+    belt.taker.join(PATIENCE)
     assert belt.handfuls == [1, 2]
     assert not belt.notifier._asleep and not belt.notifier._at_rest
 

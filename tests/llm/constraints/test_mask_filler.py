@@ -17,6 +17,7 @@ from tests.llm.constraints.masks import FunctionMask, random_allowed, with_mask
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import by_hand, check_idle
 from tests.llm.speculation.drafters import make_generator
+from tests.waiting import PATIENCE
 
 
 class Waiting(AllowedTokens):
@@ -27,7 +28,7 @@ class Waiting(AllowedTokens):
 
     def fill(self, row: torch.Tensor) -> None:
         assert threading.current_thread().name.startswith("pace-masks")
-        assert self.runs.wait(timeout=30)
+        assert self.runs.wait(PATIENCE)
         Waiting.count += 1
         super().fill(row)
 
@@ -114,7 +115,7 @@ def test_an_error_of_the_model_waits_for_the_masks(monkeypatch: pytest.MonkeyPat
             busy.pop()
 
     def fail(batch: object) -> None:
-        assert started.wait(30)
+        assert started.wait(PATIENCE)
         raise RuntimeError("the model's")
 
     generator.driver.engine.model.hook = fail
@@ -132,7 +133,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     expected = generator.generate([1], config).generated_token_ids
     child = os.fork()
     if not child:
-        signal.alarm(20)
+        signal.alarm(int(PATIENCE))
         same = generator.generate([1], config).generated_token_ids == expected
         os._exit(0 if same else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

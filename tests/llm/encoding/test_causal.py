@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from concurrent.futures import CancelledError
 
 import numpy as np
@@ -15,6 +13,7 @@ from pace.llm.encoding.causal import common_prefix
 from pace.llm.encoding.embedder import LOGITS, TextTokens
 from tests.llm.encoding.checkpoints import save_causal
 from tests.plugins.tiers import sample
+from tests.waiting import Gate
 
 pytest.importorskip("transformers")
 
@@ -181,18 +180,13 @@ def test_what_is_refused(embedder):
 def test_cancelling_and_closing(saved):
     model = LLMModel(saved[0], dtype="float32", progress=False, kv_cache_bytes="64MiB")
     embedder, driver = model.embedding_model.embedder, model.generator.driver
-    is_inside, is_open = threading.Event(), threading.Event()
-
-    def wait(engine):
-        is_inside.set()
-        assert is_open.wait(60)
-
-    driver.call(wait)
-    assert is_inside.wait(60)
+    gate = Gate()
+    driver.call(gate)
+    gate.wait_inside()
     futures = [embedder.submit(random_texts(), LAST) for _ in range(3)]
     answers = embedder.submit_answers(random_texts(), (1, 2))
     assert futures[0].cancel() and answers.cancel()
-    is_open.set()
+    gate.open()
     assert torch.equal(futures[1].result(60), futures[2].result(60))
     with pytest.raises(CancelledError):
         futures[0].result()
@@ -216,7 +210,6 @@ def test_an_error_fails_its_own_texts(saved, monkeypatch):
             embedder.rows(random_texts(), LAST)
         monkeypatch.setattr(runner, "final_rows", rows)
         assert embedder.rows(random_texts(), LAST).isfinite().all()
-        time.sleep(0)
         model.generator.driver.call(lambda engine: engine.check_idle()).result(60)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 
@@ -18,6 +17,7 @@ from pace.llm.loading.options import LoadOptions
 from tests.llm.models.encoders.oracle import random_texts
 from tests.llm.models.encoders.variants import VARIANTS, save_encoder
 from tests.support import exit_code_in_fork
+from tests.waiting import PATIENCE, Gate, wait_until
 
 pytest.importorskip("transformers")
 
@@ -43,20 +43,12 @@ def driver(folder):
     driver.close()
 
 
-class Gate:
-    """Blocks steps until it is opened."""
-
-    def __init__(self, driver: EncoderDriver) -> None:
-        self.is_inside, self.is_open = threading.Event(), threading.Event()
-        queue = driver.driver.engine
-        run = queue._run
-
-        def gated(*step):
-            self.is_inside.set()
-            assert self.is_open.wait(60)
-            return run(*step)
-
-        queue._run = gated
+def gated(driver: EncoderDriver) -> Gate:
+    """Blocks steps until the gate is opened."""
+    gate, queue = Gate(), driver.driver.engine
+    run = queue._run
+    queue._run = lambda *step: (gate(), run(*step))[1]
+    return gate
 
 
 def test_callers_of_several_threads_get_the_rows_that_they_get_alone(driver):
@@ -103,12 +95,12 @@ def test_an_encoder_without_a_classifier_has_no_logits(tmp_path):
 
 
 def test_cancelling_during_a_step(driver):
-    gate = Gate(driver)
+    gate = gated(driver)
     first = driver.submit([TextTokens((1, 2))], MEAN)
-    assert gate.is_inside.wait(60)
+    gate.wait_inside()
     waiting = [driver.submit([TextTokens((3, 4))], MEAN) for _ in range(3)]
     assert waiting[1].cancel() and first.cancel()
-    gate.is_open.set()
+    gate.open()
     assert torch.equal(waiting[0].result(60), waiting[2].result(60))
     for future in (first, waiting[1]):
         with pytest.raises(CancelledError):
@@ -118,16 +110,15 @@ def test_cancelling_during_a_step(driver):
 
 def test_closing_fails_what_waits_and_frees_the_model(folder):
     driver = open_driver(folder)
-    gate, encoder = Gate(driver), weakref.ref(driver.encoder)
+    gate, encoder = gated(driver), weakref.ref(driver.encoder)
     first = driver.submit([TextTokens((1, 2))], MEAN)
-    assert gate.is_inside.wait(60)
+    gate.wait_inside()
     second = driver.submit([TextTokens((1, 2, 3))], MEAN)
     closing = threading.Thread(target=driver.close)
     closing.start()
-    while driver.driver._why_ended is None:
-        time.sleep(0.001)
-    gate.is_open.set()
-    closing.join(60)
+    wait_until(lambda driver=driver: driver.driver._why_ended is not None)
+    gate.open()
+    closing.join(PATIENCE)
     assert first.result(0).shape == (1, 32)
     with pytest.raises(ValueError, match=CLOSED):
         second.result(0)
@@ -146,11 +137,8 @@ def test_an_unused_driver_is_freed_with_its_thread(folder):
     driver.rows([TextTokens((1, 2))], MEAN)
     encoder = weakref.ref(driver.encoder)
     del driver
-    deadline = time.monotonic() + 5  # its thread may be about to look for work, and holds it for that moment
-    while encoder() is not None and time.monotonic() < deadline:
-        gc.collect()
-        time.sleep(0.01)
-    assert encoder() is None
+    # Its thread may be about to look for work, and holds it for that moment.
+    wait_until(lambda: (gc.collect(), encoder() is None)[1])
 
 
 def test_a_child_after_fork_computes(driver):

@@ -21,6 +21,7 @@ from pace.llm.engine.engine import Engine
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import check_idle, driver_of, make_generator
 from tests.support import exit_code_in_fork
+from tests.waiting import PATIENCE, Gate
 
 LONG = SamplingConfig(max_new_tokens=300, ignore_eos=True)
 
@@ -256,27 +257,22 @@ def test_a_model_that_its_own_processor_closes_goes_on() -> None:
 @pytest.mark.parametrize("where", ["posted", "begun"])
 def test_what_was_posted_before_a_fork_is_the_parents(where: str, monkeypatch) -> None:
     generator, config = make_generator(FakeModel(eos_bias=-50.0)), SamplingConfig(max_new_tokens=5, ignore_eos=True)
-    is_inside, is_open = threading.Event(), threading.Event()
-
-    def hold(*arguments) -> None:
-        is_inside.set()
-        assert is_open.wait(60)
-
+    gate = Gate()
     if where == "posted":
-        driver_of(generator).call(hold)
-        assert is_inside.wait(60)
+        driver_of(generator).call(gate)
+        gate.wait_inside()
     else:
         submit = Engine.submit
-        monkeypatch.setattr(Engine, "submit", lambda engine, sequences: (hold(), submit(engine, sequences)))
+        monkeypatch.setattr(Engine, "submit", lambda engine, sequences: (gate(), submit(engine, sequences)))
     request = generator.add_request([1, 2], config)
-    assert is_inside.wait(60)
+    gate.wait_inside()
 
     def is_cancelled() -> bool:
-        is_open.set()
-        return request.result(30).finish_reasons == ["cancelled"]
+        gate.open()
+        return request.result(PATIENCE).finish_reasons == ["cancelled"]
 
     assert exit_code_in_fork(is_cancelled) == 0
-    is_open.set()
+    gate.open()
     assert request.result(60).finish_reasons == ["length"]
 
 
@@ -289,7 +285,7 @@ def test_a_child_that_comes_back_into_generate_ends_it() -> None:
             children.append(os.fork())
             if children == [0]:
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(30)
+                signal.alarm(int(PATIENCE))
         return True
 
     generator, code = make_generator(FakeModel(eos_bias=-50.0)), 1

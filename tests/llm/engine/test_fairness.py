@@ -7,6 +7,7 @@ import random
 import sys
 import time
 import weakref
+from collections import Counter
 
 import pytest
 import torch
@@ -15,11 +16,13 @@ from pace.llm import CallbackStreamer, SamplingConfig
 from pace.llm.clients.requests import Request
 from pace.llm.clients.streamer import ProgressBar, Streamer, make_streamer
 from pace.llm.clients.token_log import TokenEvent, TokenLog
+from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.scheduler import ARRIVALS_PER_PRIORITY
 from pace.llm.generator import Generator
 from pace.llm.sampling.logits import LogitsProcessor
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import by_hand, check_idle, driver_of, make_generator, random_prompts
+from tests.waiting import wait_until
 
 # -- order of service --------------------------------------------------------------------------------------------------
 
@@ -129,34 +132,34 @@ class Remembering(LogitsProcessor):
         pass
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("end_seconds, num_prompts", [(0.0, 1000), (0.001, 200)], ids=["1000", "ends-one-by-one"])
 def test_many_prompts_run_in_bounded_memory(end_seconds: float, num_prompts: int) -> None:
     """Also if `end_seconds` pass after each end that the engine reports, before it reports the next one of the step.
 
-    The best of up to three runs counts for the share of full steps, because the machine may be busy."""
-    for _ in range(3):
-        share = share_of_full_steps(end_seconds, num_prompts)
-        if num_prompts < 1000 or share > 0.95:
-            return
-    pytest.fail(f"in {share:.0%} of the steps there were as many as may run, until few are left")
-
-
-def share_of_full_steps(end_seconds: float, num_prompts: int) -> float:
+    Before each step, the engine waits until the caller has seen all ends: then it must hold twice as many as run, until
+    no prompt is left."""
     model = FakeModel(eos_bias=-50.0)
     generator = make_generator(model, num_blocks=60, max_sequences_per_step=16)
-    scheduler = generator.engine.scheduler
-    in_engine, chance = [], random.Random(2)
-    model.hook = lambda batch: in_engine.append(len(scheduler.waiting) + len(scheduler.running))
-    record_end = TokenLog.end
+    engine, count, chance = generator.engine, Counter(), random.Random(2)
+    submit, step, end = EngineDriver.submit, engine.step, TokenLog.end
     prompts = random_prompts(2, num_prompts, longest=12)
+
+    def step_when_full() -> bool:
+        most = min(2 * 16, num_prompts - count["ended"])
+        wait_until(lambda: count["submitted"] - count["ended"] == most, 60)
+        generator.driver._do_posted()
+        assert len(engine.scheduler.waiting) + len(engine.scheduler.running) == most
+        return step()
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TokenLog, "end", lambda *event: (record_end(*event), time.sleep(end_seconds)))
+        patch.setattr(
+            EngineDriver, "submit", lambda driver, group: (submit(driver, group), count.update(submitted=len(group)))
+        )
+        patch.setattr(TokenLog, "end", lambda *event: (end(*event), count.update(ended=1), time.sleep(end_seconds)))
+        patch.setattr(engine, "step", step_when_full)
         patch.setattr(Remembering, "most_alive", 0)
         out = generator.generate(prompts, SamplingConfig(max_new_tokens=3, logits_processors=[Remembering()]))
         assert Remembering.most_alive <= 2 * 16 + 8, f"{Remembering.most_alive}, with some on their way in or out"
-    assert max(in_engine) == 2 * 16
-    share = sum(size >= 16 for size in in_engine) / len(in_engine)
     assert len(out.generated_token_ids) == len(out.request_metrics) == num_prompts
     for row in chance.sample(range(num_prompts), 50):
         assert (
@@ -164,7 +167,6 @@ def share_of_full_steps(end_seconds: float, num_prompts: int) -> float:
             == make_generator(model).generate(prompts[row], SamplingConfig(max_new_tokens=3)).generated_token_ids[0]
         )
     check_idle(generator)
-    return share
 
 
 def test_a_large_batch_does_not_stand_in_the_way_of_others() -> None:

@@ -14,6 +14,7 @@ from transformers import TextStreamer as HFTextStreamer
 from pace.llm import BaseStreamer, CallbackStreamer, LLMModel, SamplingConfig, TextStreamer
 from tests.llm.generation.loaded import GREEDY, load
 from tests.llm.generators import check_idle
+from tests.waiting import PATIENCE
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
@@ -35,7 +36,7 @@ def test_transformers_streamers_work_as_they_are(model: LLMModel, capsys) -> Non
     streamer = HFTextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
     out = model.generate("Once upon", GREEDY, streamer=streamer)
     assert capsys.readouterr().out == out.texts[0] + "\n"
-    streamer = TextIteratorStreamer(model.tokenizer, timeout=30, skip_special_tokens=True)
+    streamer = TextIteratorStreamer(model.tokenizer, timeout=PATIENCE, skip_special_tokens=True)
     thread = threading.Thread(target=model.generate, args=("Once upon", GREEDY, streamer))
     thread.start()
     assert "".join(streamer) == model.tokenizer.decode(out.output_token_ids[0], skip_special_tokens=True)
@@ -122,7 +123,7 @@ def test_a_stream_left_early_frees_its_blocks(model: LLMModel, leave) -> None:
 def test_the_reader_of_a_streamer_is_released_when_generation_fails(
     model: LLMModel, inputs, config, message: str
 ) -> None:
-    streamer = TextIteratorStreamer(model.tokenizer, timeout=20)
+    streamer = TextIteratorStreamer(model.tokenizer, timeout=PATIENCE)
     with pytest.raises(ValueError, match=message):
         model.generate(inputs, config, streamer)
     try:

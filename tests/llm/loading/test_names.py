@@ -12,6 +12,7 @@ from pace.llm.layers import TiedLMHead
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
 from tests.support import TensorDict, prefill
+from tests.waiting import PATIENCE
 
 SIZES = {
     "vocab_size": 40,
@@ -182,7 +183,7 @@ def test_reading_is_parallel_reports_progress_and_releases():
     model = make()
     state = random_state(model)
     released, threads, bytes_read = [], set(), []
-    meeting = threading.Barrier(2, timeout=10)
+    meeting = threading.Barrier(2, timeout=PATIENCE)
 
     class Reader(TensorDict):
         def read(self, name, start, stop):

@@ -14,6 +14,7 @@ from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig
 from tests.llm.models.towers.seeing import IMAGE, inputs_of, results, save_seeing, with_other_names
 from tests.llm.models.towers.test_images import ROWS, together
 from tests.support import backends
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.thorough,
@@ -62,7 +63,7 @@ def test_every_way_to_run_it_gives_the_same_text(folder, model) -> None:
         assert [tokens for tokens, _ in run(other, batch)] == [tokens for tokens, _ in expected]
 
 
-def test_preempted_prompts_are_computed_again(folder, model) -> None:
+def test_preempted_prompts_are_computed_again(folder, model, monkeypatch) -> None:
     """There are two slots for states, so a sequence of low priority loses its own, and its images."""
     rows = [[(8, 8), (4, 6)], [(6, 10)], [(12, 4), (4, 4)], [(10, 10)]]
     batch = together(rows)
@@ -72,9 +73,13 @@ def test_preempted_prompts_are_computed_again(folder, model) -> None:
     cache = model._engine.cache
     small = 80 * cache.spec.block_bytes + 2 * cache.slot_bytes
     with load(folder, kv_cache_bytes=small, prefix_cache_bytes=0, media_cache_bytes=0) as other:
+        driver, submitted = other.generator.driver, []
+        submit, step = driver.submit, driver.engine.step
+        monkeypatch.setattr(driver, "submit", lambda group: (submit(group), submitted.append(group)))
+        # Steps are slow until others have come, so that it does not end before.
+        monkeypatch.setattr(driver.engine, "step", lambda: (len(submitted) < 2 and time.sleep(0.02), step())[1])
         request = other.add_request(inputs, max_new_tokens=400, priority=-1)
-        while not request.tokens:
-            time.sleep(0.001)
+        wait_until(lambda: request.tokens)
         assert run(other, batch, 20) == expected
         output = request.result()
         assert output.generated_token_ids == [long] and output.metrics.num_preemptions > 0

@@ -14,7 +14,7 @@ from pace.server.models.pool import ModelPool
 from pace.server.options import ModelEntry, ServeOptions
 from tests.llm.adapters.saved import save_adapter
 from tests.server.models.serving import SeveralServing
-from tests.server.network.connections import wait_until
+from tests.waiting import wait_until
 
 
 class Adapted(SeveralServing):

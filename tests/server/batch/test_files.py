@@ -18,6 +18,7 @@ pytest.importorskip("pydantic")
 from pace.server.batch.lines import BatchInput, Line, read_line
 from pace.server.batch.results import Results, answered, refused
 from pace.server.batch.run import BatchStopped, Counts, run
+from tests.waiting import wait_until
 
 
 def request(custom_id: str, **body) -> str:
@@ -236,11 +237,16 @@ def test_a_run_that_is_killed_again_and_again_has_the_same_results(tmp_path):
     path, lines = tmp_path / "out", lines_of("\n".join(["{bad", *(request(str(i), i=i) for i in range(60))]))
     fork = multiprocessing.get_context("fork")
     for num_wanted in (10, 30, 45):
-        process = fork.Process(target=run_all, args=(lines, path, slowly))
+
+        async def some(url: str, body: dict, num_wanted: int = num_wanted) -> tuple[int, dict]:
+            """Answers no more once the file has the wanted lines: only the four that are under way may still come."""
+            while path.read_bytes().count(b"\n") >= num_wanted:
+                await asyncio.sleep(0.001)
+            return await slowly(url, body)
+
+        process = fork.Process(target=run_all, args=(lines, path, some))
         process.start()
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline and (not path.exists() or path.read_bytes().count(b"\n") < num_wanted):
-            time.sleep(0.001)
+        wait_until(lambda num_wanted=num_wanted: path.exists() and path.read_bytes().count(b"\n") >= num_wanted)
         process.kill()
         process.join()
         with path.open("ab") as file:  # as if the run was killed in the middle of a write

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pace.llm.encoding.embedder import LOGITS, TextTokens, check_texts
 from pace.llm.encoding.texts import TooLong
+from tests.waiting import PATIENCE
 
 BEGIN, END = 1, 2
 VOCAB_SIZE = 64
@@ -34,7 +35,7 @@ class FakeEmbedder:
         self.driver = SimpleNamespace(engine=None, stepping_since=None, turns=None)
         self.gate = threading.Event()
         self.gate.set()
-        self.num_texts = 0
+        self.num_begun = self.num_texts = 0
         self.computed: list[tuple[int, ...]] = []
         self._threads = ThreadPoolExecutor(1)
 
@@ -43,7 +44,8 @@ class FakeEmbedder:
         return self._threads.submit(self._compute, list(texts), what)
 
     def _compute(self, texts: list[TextTokens], what: Any) -> Tensor:
-        self.gate.wait(30)
+        self.num_begun += 1
+        assert self.gate.wait(PATIENCE)
         self.num_texts += len(texts)
         self.computed += [text.tokens for text in texts]
         rows = [row_of(text.tokens, self.num_labels if what == LOGITS else WIDTH) for text in texts]

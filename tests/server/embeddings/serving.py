@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from pace.server.embeddings.service import EmbeddingService
@@ -10,6 +9,7 @@ from pace.server.limits import Limits
 from pace.server.options import ServeOptions
 from tests.server.embeddings.fake_model import FakeModel
 from tests.server.serving import Reply, Serving
+from tests.waiting import wait_until
 
 
 class EncodingServing(Serving):
@@ -24,12 +24,10 @@ class EncodingServing(Serving):
         self.model = FakeModel() if model is None else model
         self.service.use(self.model)
 
-    def check_idle(self, seconds: float = 3.0) -> None:
+    def check_idle(self) -> None:
         """Waits until no request is in progress."""
-        deadline = time.monotonic() + seconds
-        while self.service.admission.num_requests or self.service.shared.large_bodies.num_bytes:
-            assert time.monotonic() < deadline, "a request is still in progress"
-            time.sleep(0.005)
+        service = self.service
+        wait_until(lambda: not (service.admission.num_requests or service.shared.large_bodies.num_bytes))
 
     def embed(self, texts: Any, **fields: Any) -> Reply:
         return self.ask("/v1/embeddings", {"input": texts, **fields})

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 
 import pytest
 
 from tests.server.embeddings.fake_model import WIDTH, FakeModel
 from tests.server.embeddings.serving import EncodingServing, vectors
 from tests.server.serving import QUESTION, read_reply, request_bytes
+from tests.waiting import PATIENCE, wait_until
 
 CHATS = {
     "/v1/chat/completions": {"messages": QUESTION},
@@ -65,19 +65,12 @@ def asking(served: EncodingServing, texts: object, **fields: object) -> threadin
     return thread
 
 
-def until(condition: object) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_a_full_queue_refuses_and_recovers(monkeypatch):
     monkeypatch.setattr("pace.server.embeddings.service.TEXTS_AT_ONCE", 1)
     with EncodingServing(max_queue=1) as served:
         served.model.embedder.gate.clear()
         threads = [asking(served, "w4") for _ in range(2)]
-        until(lambda: served.service.admission.num_requests == 2)
+        wait_until(lambda: served.service.admission.num_requests == 2)
         reply = served.embed("w5")
         assert reply.status == 429 and int(reply.headers["retry-after"]) >= 1
         served.model.embedder.gate.set()
@@ -92,7 +85,8 @@ def test_the_rest_of_a_request_whose_client_left_is_not_computed(monkeypatch):
         served.model.embedder.gate.clear()
         connection = served.connect()
         connection.sendall(request_bytes("/v1/embeddings", {"input": ["w4 " * 10] * 100}))
-        until(lambda: served.service.admission.num_requests == 1 and served.model.embedder._threads._work_queue.qsize())
+        embedder = served.model.embedder
+        wait_until(lambda: embedder.num_begun == 1 and embedder._threads._work_queue.qsize() == 1)
         connection.close()
         served.check_idle()
         served.model.embedder.gate.set()
@@ -105,8 +99,8 @@ def test_requests_that_outlast_the_drain_get_an_answer():
         served.model.embedder.gate.clear()
         connection = served.connect()
         connection.sendall(request_bytes("/v1/embeddings", {"input": "w4"}))
-        until(lambda: served.service.admission.num_requests == 1)
-        asyncio.run_coroutine_threadsafe(served.service.drain(0.05), served.loop).result(5)
+        wait_until(lambda: served.service.admission.num_requests == 1)
+        asyncio.run_coroutine_threadsafe(served.service.drain(0.05), served.loop).result(PATIENCE)
         reply = read_reply(connection)
         assert reply.status == 503 and "shutting down" in reply.error["message"]
         assert served.embed("w4").status == 503
@@ -119,12 +113,12 @@ def test_requests_that_end_within_the_drain_are_answered():
         connections = [served.connect() for _ in range(2)]
         for connection, path in zip(connections, ("/v1/embeddings", "/v1/classify")):
             connection.sendall(request_bytes(path, {"input": "w4"}))
-        until(lambda: served.service.admission.num_requests == 2)
-        drain = asyncio.run_coroutine_threadsafe(served.service.drain(5), served.loop)
-        until(lambda: served.service.status == "draining")
+        wait_until(lambda: served.service.admission.num_requests == 2)
+        drain = asyncio.run_coroutine_threadsafe(served.service.drain(PATIENCE), served.loop)
+        wait_until(lambda: served.service.status == "draining")
         gate.set()
         replies = [read_reply(connection) for connection in connections]
-        drain.result(5)
+        drain.result(PATIENCE)
         assert [reply.status for reply in replies] == [200, 200] and replies[1].json["data"][0]["label"] in ("a", "b")
 
 
@@ -147,12 +141,12 @@ def test_lower_priorities_are_earlier(monkeypatch):
         gate = served.model.embedder.gate
         gate.clear()
         running = [asking(served, "w4") for _ in range(2)]
-        until(lambda: served.service.admission.num_requests == 2)
+        wait_until(lambda: served.service.admission.num_requests == 2)
 
         waiting = []
         for number, priority in enumerate((50, 0, -50), 1):
             waiting.append(asking(served, f"w{10 + number}", priority=priority))
-            until(lambda: served.service.admission.num_waiting == number)
+            wait_until(lambda: served.service.admission.num_waiting == number)
         gate.set()
         for thread in running + waiting:
             thread.join()
@@ -164,9 +158,9 @@ def test_small_requests_run_next_to_a_large_one(monkeypatch):
     with EncodingServing() as served:
         served.model.embedder.gate.clear()
         large = asking(served, ["w4 " * 10] * 200)
-        until(lambda: served.model.embedder._threads._work_queue.qsize())
+        wait_until(lambda: served.model.embedder._threads._work_queue.qsize())
         small = asking(served, "w5")
-        until(lambda: served.service.admission.num_requests == 2)
+        wait_until(lambda: served.service.admission.num_requests == 2)
         served.model.embedder.gate.set()
         small.join()
         large.join()

@@ -118,9 +118,9 @@ def make_omni() -> Generator:
     return Generator(loaded.engine, loaded.tokenizer, loaded.defaults, encoder=loaded.encoder)
 
 
-def media_soak(seconds: float, num_honest: int, num_faulty: int, seed: int) -> dict[str, Any]:
+def media_soak(seconds: float, num_honest: int, num_faulty: int, seed: int, **least: int) -> dict[str, Any]:
     """Runs the soak with images and sound; see `soak`."""
-    return soak(seconds, num_honest, num_faulty, seed, MediaSoak, make_omni)
+    return soak(seconds, num_honest, num_faulty, seed, MediaSoak, make_omni, least)
 
 
 if __name__ == "__main__":

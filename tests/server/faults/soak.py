@@ -18,8 +18,9 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from pace.llm.generator import Generator
@@ -38,6 +39,8 @@ STYLES: list[dict[str, Any]] = [
 ]
 FAULT_SECONDS = 120
 """A server on a busy machine answers later than this only if it does not answer at all."""
+MORE_SECONDS = 100.0
+"""Longest extra time until all clients together have done enough."""
 NUM_SAMPLES = 10
 """How often the memory of the process is noted, from the warm-up to the end."""
 
@@ -72,12 +75,16 @@ class Soak:
 
     def check_idle(self) -> None:
         """Waits until no request is running. Raises AssertionError if the server holds what it should not."""
-        self.serving.check_idle(10)
+        self.serving.check_idle()
 
-    async def run(self, seconds: float, num_honest: int, num_faulty: int) -> None:
+    async def run(
+        self, seconds: float, num_honest: int, num_faulty: int, enough: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Runs for `seconds`, or on a busy machine longer, until `enough()`."""
         begin, self.memory = time.monotonic(), []
-        honest = [self._repeat(self._honest, begin + seconds) for _ in range(num_honest)]
-        faulty = [self._repeat(self._faulty, begin + seconds) for _ in range(num_faulty)]
+        is_over = lambda: time.monotonic() - begin >= (seconds if enough() else seconds + MORE_SECONDS)
+        honest = [self._repeat(self._honest, is_over) for _ in range(num_honest)]
+        faulty = [self._repeat(self._faulty, is_over) for _ in range(num_faulty)]
         await asyncio.gather(*honest, *faulty, self._watch(begin, seconds))
 
     async def _watch(self, begin: float, seconds: float) -> None:
@@ -85,8 +92,8 @@ class Soak:
             await asyncio.sleep(max(0.0, begin + seconds * number / NUM_SAMPLES - time.monotonic()))
             self.memory.append(resident_bytes())
 
-    async def _repeat(self, action: Callable[[], Awaitable[None]], deadline: float) -> None:
-        while time.monotonic() < deadline:
+    async def _repeat(self, action: Callable[[], Awaitable[None]], is_over: Callable[[], bool]) -> None:
+        while not is_over():
             await action()
 
     async def _honest(self) -> None:
@@ -174,7 +181,7 @@ class Soak:
     async def send_noise(self) -> None:
         reader, writer = await self._open(self.random.randbytes(self.random.randrange(1, 300)) + b"\r\n\r\n")
         writer.write_eof()
-        await asyncio.wait_for(reader.read(), 5)
+        await reader.read()
         writer.close()
 
     async def ask_nonsense(self) -> None:
@@ -239,9 +246,12 @@ def soak(
     seed: int,
     kind: type[Soak] = Soak,
     make: Callable[[], Generator] = lambda: make_generator(kv_cache_bytes="48MiB"),
+    least: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Runs the soak and returns its counts. `make` makes the engine, and `kind` has the clients. Raises AssertionError
-    for a wrong text, a logged error, a leak, or a server that fails a plain request afterwards."""
+    """Runs the soak until all faults have occurred and the counts are at `least`. Returns the counts.
+
+    `make` makes the engine, and `kind` has the clients. Raises AssertionError for a wrong text, a logged error, a leak,
+    too small counts, or a server that fails a plain request afterwards."""
     generator = make()
     with logged_errors() as errors, Serving(generator) as serving:
         play = kind(serving, seed)
@@ -250,7 +260,8 @@ def soak(
         asyncio.run(play.run(warm_up, num_honest, num_faulty))
         play.check_idle()
         before = held_bytes()
-        asyncio.run(play.run(seconds, num_honest, num_faulty))
+        least = Counter({"honest": 1, **{fault.__name__: 1 for fault in play.faults}, **least})
+        asyncio.run(play.run(seconds, num_honest, num_faulty, lambda: play.counts >= least))
         play.check_idle()
         grown = held_bytes() - before
         asyncio.run(play.learn())
@@ -258,7 +269,7 @@ def soak(
     generator.driver.close()
     assert not play.wrong, play.wrong[:3]
     assert not errors, [error.getMessage() for error in errors[:3]]
-    assert play.counts["honest"] > 0
+    assert play.counts >= least, play.counts
     memory = [size >> 20 for size in play.memory]
     assert grown < 64 << 20, f"{grown >> 20} MiB more than before; while it ran, the process had {memory} MiB"
     return {"seconds": seconds, "grown_bytes": grown, "memory_mib": memory, "wrong": len(play.wrong), **play.counts}

@@ -59,9 +59,9 @@ def make_hybrid() -> Generator:
     return Generator(loaded.engine, loaded.tokenizer, loaded.defaults)
 
 
-def state_soak(seconds: float, num_honest: int, num_faulty: int, seed: int) -> dict[str, Any]:
+def state_soak(seconds: float, num_honest: int, num_faulty: int, seed: int, **least: int) -> dict[str, Any]:
     """Runs the soak with a hybrid model; see `soak`."""
-    return soak(seconds, num_honest, num_faulty, seed, StateSoak, make_hybrid)
+    return soak(seconds, num_honest, num_faulty, seed, StateSoak, make_hybrid, least)
 
 
 if __name__ == "__main__":

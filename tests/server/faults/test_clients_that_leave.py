@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from tests.server.serving import LONG, Serving, make_generator, request_bytes
+from tests.server.serving import LONG, Serving, make_generator, read_reply, request_bytes
+from tests.waiting import wait_until
 
 ENDLESS = {"messages": LONG, "ignore_eos": True, "temperature": 0}
 
@@ -20,13 +23,6 @@ def start(serving: Serving, **fields) -> socket.socket:
     return connection
 
 
-def wait_until(condition, seconds=5.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 @pytest.fixture(scope="module")
 def slow():
     """A server whose steps take 20 ms, so that connections close in the middle of a request."""
@@ -34,20 +30,26 @@ def slow():
     forward = generator.engine.model.forward
 
     def slowed(batch):
+        serving.num_steps += 1
         time.sleep(0.02)
         return forward(batch)
 
     generator.engine.model.forward = slowed
     with Serving(generator) as serving:
+        serving.num_steps = 0
         yield serving
     generator.driver.close()
 
 
-AT_ONCE = 1.0
-"""Seconds, the time of 50 steps: an answer that continues takes 400 steps and more."""
+@contextmanager
+def frees_at_once(serving: Serving) -> Iterator[None]:
+    """Checks that what a block leaves takes less than 50 steps. An answer that continues takes 400 and more."""
+    before = serving.num_steps
+    yield
+    serving.check_idle()
+    assert serving.num_steps - before < 50, f"{serving.num_steps - before} steps after the client had left"
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("how", ["close", "reset"])
 def test_its_blocks_are_free_at_once(slow, how, subtests):
     for stream, delay in itertools.product([True, False], [0.0, 0.01, 0.05, 0.2]):
@@ -56,19 +58,19 @@ def test_its_blocks_are_free_at_once(slow, how, subtests):
             time.sleep(delay)
             if how == "reset":
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            connection.close()
-            slow.check_idle(AT_ONCE)
+            with frees_at_once(slow):
+                connection.close()
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("stream", [True, False])
 def test_one_that_sends_no_more_and_goes_later(slow, stream):
     connection = start(slow, stream=stream)
     connection.shutdown(socket.SHUT_WR)
+    wait_until(lambda: slow.service.admission.num_requests == 1)
     time.sleep(0.1)
     assert slow.service.admission.num_requests == 1
-    connection.close()
-    slow.check_idle(AT_ONCE)
+    with frees_at_once(slow):
+        connection.close()
 
 
 def test_others_go_on_with_their_own_text(slow):
@@ -81,8 +83,6 @@ def test_others_go_on_with_their_own_text(slow):
     )
     for leaver in leavers:
         leaver.close()
-    from tests.server.serving import read_reply
-
     with connection:
         reply = read_reply(connection)
     assert reply.json["choices"] == slow.chat(LONG, max_tokens=20).json["choices"]
@@ -109,6 +109,6 @@ def test_it_is_counted(slow):
 
     before = count()
     connection = start(slow, stream=True)
-    time.sleep(0.1)
+    wait_until(lambda: slow.service.admission.num_requests == 1)
     connection.close()
     wait_until(lambda: count() == before + 1)

@@ -11,6 +11,7 @@ from pace.server.limits import Limits
 from pace.server.models.pool import ModelPool
 from pace.server.models.shared import Shared
 from pace.server.options import ModelEntry, ServeOptions
+from tests.waiting import PATIENCE
 
 
 class FakeModel:
@@ -35,7 +36,7 @@ class FakeModel:
 
     def load(self) -> None:
         assert not self.is_loaded
-        self.may_load.wait(10)
+        assert self.may_load.wait(PATIENCE)
         self.done.append("load")
         if self.failures:
             self.status = "failed"
@@ -44,7 +45,7 @@ class FakeModel:
 
     def unload(self) -> None:
         assert self.is_loaded
-        self.may_unload.wait(10)
+        assert self.may_unload.wait(PATIENCE)
         self.done.append("unload")
         self.is_loaded = False
 
@@ -64,7 +65,7 @@ class FakeModel:
         self.done.append("close")
 
 
-def make_pool(*names: str, max_wait: float = 5.0, any_model_name: bool = False, **entry: Any) -> ModelPool:
+def make_pool(*names: str, max_wait: float = PATIENCE, any_model_name: bool = False, **entry: Any) -> ModelPool:
     """`entry` are fields of each `ModelEntry`."""
     entries = tuple(ModelEntry((name,), name, **entry) for name in names)
     limits = Limits(max_wait=max_wait)

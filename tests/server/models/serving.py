@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from pace.server.models.shared import Shared
 from pace.server.options import ModelEntry, ServeOptions
 from pace.server.service import Service
 from tests.server.serving import Reply, Serving
+from tests.waiting import PATIENCE, wait_until
 
 MODELS = {"chat": TINY, "small": TINY_DRAFT}
 
@@ -25,7 +25,8 @@ class SeveralServing(Serving):
     def __init__(self, models: dict[str, Path] = MODELS, idle_unload: float | None = None, **options: Any) -> None:
         """`options` are fields of `ServeOptions`, or names of limits."""
         names = Limits.names()
-        limits = Limits(**{name: options.pop(name) for name in list(options) if name in names})
+        chosen = {name: options.pop(name) for name in list(options) if name in names}
+        limits = Limits(**{"max_wait": PATIENCE, **chosen})
         entries = tuple(ModelEntry((name,), str(path), idle_unload=idle_unload) for name, path in models.items())
         self.options = ServeOptions(entries[0].model, models=entries, limits=limits, **options)
         self.pool = ModelPool.make(self.options, self._make)
@@ -45,16 +46,13 @@ class SeveralServing(Serving):
 
     def on_loop(self, coroutine: Any) -> Any:
         """Runs a coroutine on the server's loop and returns its result."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE)
 
-    def check_idle(self, seconds: float = 3.0) -> None:
-        deadline = time.monotonic() + seconds
+    def check_idle(self) -> None:
         for service in self.pool.models:
-            while service.admission is not None and service.admission.num_requests:
-                assert time.monotonic() < deadline, "a request is still in progress"
-                time.sleep(0.005)
+            wait_until(lambda service=service: service.admission is None or not service.admission.num_requests)
             if (generator := getattr(service, "generator", None)) is not None:
-                generator.driver.call(lambda engine: engine.check_idle()).result(5)
+                generator.driver.call(lambda engine: engine.check_idle()).result(PATIENCE)
 
     def tell(self, model: str | None, prompt: str = "Once upon a time", **fields: Any) -> str:
         """Returns the greedy text of a model."""

@@ -12,7 +12,7 @@ pytest.importorskip("starlette")
 from pace.server.models.shared import Shared
 from pace.server.options import ModelEntry
 from tests.server.models.serving import MODELS, SeveralServing
-from tests.server.network.connections import wait_until
+from tests.waiting import wait_until
 
 service = pytest.importorskip("pace.server.embeddings.service")
 checkpoints = pytest.importorskip("tests.server.embeddings.checkpoints")

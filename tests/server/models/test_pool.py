@@ -7,6 +7,7 @@ import functools
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,19 +17,15 @@ from pace.server.errors import ApiError, NotWell
 from pace.server.models import pool as pool_module
 from pace.server.models.pool import ModelPool
 from tests.server.models.fake_model import FakeModel, make_pool
+from tests.waiting import PATIENCE, until
 
 
 def on_a_loop(test: Callable[..., Any]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*arguments: Any, **fields: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*arguments, **fields), 20))
+        asyncio.run(asyncio.wait_for(test(*arguments, **fields), PATIENCE))
 
     return run
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 async def used(pool: ModelPool, name: str | None = None) -> str:
@@ -75,6 +72,7 @@ async def test_requests_wait_for_a_load_and_no_longer_than_max_wait():
     assert int(late.headers["retry-after"]) >= 1
     with pytest.raises(NotWell, match="the model is loading"):
         pool.check_well()
+    pool.limits = replace(pool.limits, max_wait=PATIENCE)
     waiting = [asyncio.ensure_future(used(pool, "embed")) for _ in range(5)]
     await asyncio.sleep(0.01)
     waiting[0].cancel()  # its client leaves
@@ -181,7 +179,7 @@ async def test_a_request_while_the_model_is_unloaded_waits_for_the_new_load():
 @on_a_loop
 async def test_no_order_of_requests_loads_and_unloads_goes_wrong():
     """`FakeModel` asserts that a load follows an unload, and `used` that the model stays loaded."""
-    pool = make_pool("a", "b", "c", idle_unload=0.0005, max_wait=10)
+    pool = make_pool("a", "b", "c", idle_unload=0.0005)
     choose = random.Random(15)
     await pool.load()
 

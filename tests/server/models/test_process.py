@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from pace.assets import TINY, TINY_DRAFT
+from tests.waiting import PATIENCE
 
 FILE = """
 [chat]
@@ -37,7 +38,7 @@ def ask(port: int, path: str, body: Any = None) -> tuple[int, Any]:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"content-type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -82,4 +83,4 @@ def test_models_of_a_file_and_a_signal(tmp_path: Path):
         _, models = ask(port, "/v1/models")
         assert [entry["loaded"] for entry in models["data"]] == [False, False, True, False]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0

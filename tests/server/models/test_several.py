@@ -16,7 +16,7 @@ pytest.importorskip("starlette")
 from pace.llm import LLMModel
 from pace.memory import resident_bytes
 from tests.server.models.serving import MODELS, SeveralServing, text_of
-from tests.server.network.connections import wait_until
+from tests.waiting import wait_until
 
 PROMPTS = ("Once upon a time", "1, 2, 3,", "The capital of France is", "The fox")
 

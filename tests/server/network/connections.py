@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import threading
-import time
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -21,6 +21,7 @@ import uvicorn.server
 from pace.server.limits import Limits
 from pace.server.network.run import _Server, listening, uvicorn_config
 from pace.server.options import ServeOptions
+from tests.waiting import PATIENCE, wait_until
 
 GET = b"GET /echo HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -103,12 +104,20 @@ class Running:
         self.options, self.app = options, app
         self.server: _Server | None = None
         self.address: tuple | str = ""
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def connections(self) -> set:
         return self.server.server_state.connections
 
-    def connect(self, timeout: float = 5.0, receive_buffer: int | None = None) -> socket.socket:
+    def pass_time(self, seconds: float) -> None:
+        pass_time(self.loop, seconds)
+
+    def pass_time_until(self, condition: Callable[[], Any], seconds: float) -> None:
+        """Lets `seconds` pass, as often as needed."""
+        wait_until(lambda: self.pass_time(seconds) or condition())
+
+    def connect(self, timeout: float = PATIENCE, receive_buffer: int | None = None) -> socket.socket:
         family = socket.AF_UNIX if isinstance(self.address, str) else socket.AF_INET
         client = socket.socket(family, socket.SOCK_STREAM)
         if receive_buffer is not None:
@@ -117,13 +126,12 @@ class Running:
         client.connect(self.address)
         return client
 
-    def say(self, *pieces: bytes, pause: float = 0.0) -> bytes:
+    def say(self, *pieces: bytes) -> bytes:
         """Sends the pieces, and returns all bytes received until the server closes the connection."""
         with self.connect() as client:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 for piece in pieces:
                     client.sendall(piece)
-                    time.sleep(pause)
             return read_all(client)
 
 
@@ -134,11 +142,10 @@ def serving(app=None, send_buffer: int | None = None, **more):
     limits = Limits(**{name: value for name, value in more.items() if name in names})
     options = serve_options(limits=limits, **{name: value for name, value in more.items() if name not in names})
     running = Running(options, app or ExampleApp())
-    started, loop = threading.Event(), None
+    started = threading.Event()
 
     async def run(listener: socket.socket) -> None:
-        nonlocal loop
-        loop = asyncio.get_running_loop()
+        running.loop = asyncio.get_running_loop()
         running.server = EndsSoon(uvicorn_config(options, running.app))
         serve = asyncio.create_task(running.server.serve(sockets=[listener]))
         await running.server.is_listening.wait()
@@ -152,12 +159,25 @@ def serving(app=None, send_buffer: int | None = None, **more):
         thread = threading.Thread(target=lambda: asyncio.run(run(listener)))
         thread.start()
         try:
-            assert started.wait(10)
+            assert started.wait(PATIENCE)
             yield running
         finally:
             running.server.should_exit = True
-            thread.join(10)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
+
+
+def pass_time(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    """Sets the clock of a server's loop forward, once it has read what was sent. Returns when the timers that are due
+    have run."""
+
+    async def jump() -> None:
+        await asyncio.sleep(0.01)
+        time_before = loop.time
+        loop.time = lambda: time_before() + seconds
+        await asyncio.sleep(0.001)
+
+    asyncio.run_coroutine_threadsafe(jump(), loop).result(PATIENCE)
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -185,10 +205,3 @@ def parts(answer: bytes) -> tuple[int, dict[str, str], dict]:
     head, _, body = answer.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines), json.loads(body)
-
-
-def wait_until(condition, seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)

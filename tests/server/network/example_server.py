@@ -1,35 +1,43 @@
-"""`python -m tests.server.network.example_server '{"port": 0}' '{"load_seconds": 1}'`: a server whose service loads no
-model, run in a separate process to test start-up and shutdown."""
+"""`python -m tests.server.network.example_server '{"port": 0}' '{"load_until": "/tmp/file"}'`: a server whose service
+loads no model, run in a separate process to test start-up and shutdown."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 import time
+from pathlib import Path
 
 from pace.server.limits import Limits
 from pace.server.network.run import CannotListen, run
 from pace.server.network.threads import in_thread
 from pace.server.options import ServeOptions
+from tests.waiting import PATIENCE, wait_until
 
 
 class ExampleService:
-    """Takes a given time to load, and a given time to answer at /work."""
+    """Loads, and answers at /work, when the given files exist."""
 
-    def __init__(self, load_seconds: float = 0, fails: bool = False, work_seconds: float = 0, hangs: bool = False):
+    def __init__(self, load_until: str = "/", fails: bool = False, work_until: str = "/", hangs: bool = False):
         self.status = "loading"
         self.is_loading = False
         self.max_body_bytes = Limits().body_bytes
-        self.load_seconds, self.fails, self.work_seconds, self.hangs = load_seconds, fails, work_seconds, hangs
+        self.load_until, self.fails, self.work_until, self.hangs = Path(load_until), fails, Path(work_until), hangs
         self.at_work: set[asyncio.Task] = set()
 
     async def load(self) -> None:
-        await in_thread(lambda: time.sleep(self.load_seconds))
+        await in_thread(lambda: wait_until(self.load_until.exists, math.inf))
         if self.fails:
             self.status = "failed"
             raise FileNotFoundError("there is no such model")
         self.status = "ready"
+
+    async def work(self) -> str:
+        while not self.work_until.exists():
+            await asyncio.sleep(0.002)
+        return "done"
 
     async def drain(self, seconds: float) -> None:
         self.status = "draining"
@@ -44,9 +52,10 @@ class ExampleService:
     async def __call__(self, scope, receive, send) -> None:
         status, text = 200, self.status
         if scope["path"] == "/work" and self.status == "ready":
+            print("at work", file=sys.stderr, flush=True)
             if self.hangs:
-                time.sleep(60)
-            task = asyncio.ensure_future(asyncio.sleep(self.work_seconds, "done"))
+                time.sleep(10 * PATIENCE)
+            task = asyncio.ensure_future(self.work())
             self.at_work.add(task)
             try:
                 text = await task

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from tests.waiting import PATIENCE
+
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
@@ -21,7 +23,7 @@ class ImageHost:
         """`answer` is sent, or called with the connection. `wrap` makes TLS of a connection."""
         self.answer, self._wrap = answer, wrap
         self.requests: list[bytes] = []
-        self.num_open = self.most_open = 0
+        self.num_accepted = self.num_open = self.most_open = 0
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -49,10 +51,11 @@ class ImageHost:
 
     def _serve(self, connection: socket.socket) -> None:
         with self._lock:
+            self.num_accepted += 1
             self.num_open += 1
             self.most_open = max(self.most_open, self.num_open)
         with suppress(OSError):
-            connection.settimeout(10)
+            connection.settimeout(PATIENCE)
             connection = self._wrap(connection) if self._wrap else connection
             said = b""
             while b"\r\n\r\n" not in said and (more := connection.recv(4096)):

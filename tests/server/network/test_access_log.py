@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from pace.server.network.security import Gate
-from tests.server.network.connections import ExampleApp, serve_options
+from tests.server.network.connections import ExampleApp, read_all, serve_options
 from tests.server.network.connections import serving as raw_serving
 from tests.server.serving import ANSWER, LONG, QUESTION, Serving, request_bytes
+from tests.waiting import wait_until
 
 FIELDS = ["time", "request_id", "key", "method", "path", "status", "model", "prompt_tokens", "completion_tokens"]
 FIELDS += ["first_token_s", "total_s"]
@@ -29,10 +30,14 @@ def lines(capsys) -> Callable[[], list[dict[str, str]]]:
     """Returns the lines logged since the last call, after waiting for at least one."""
 
     def read() -> list[dict[str, str]]:
-        text, deadline = "", time.monotonic() + 5
-        while not text and time.monotonic() < deadline:
-            time.sleep(0.02)
-            text = capsys.readouterr().err
+        text = ""
+
+        def is_logged() -> bool:
+            nonlocal text
+            text += capsys.readouterr().err
+            return text.endswith("\n")
+
+        wait_until(is_logged)
         assert SECRET not in text and "capital" not in text.lower() and "Paris" not in text
         found = [re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)', line) for line in text.splitlines()]
         assert all([name for name, _ in pairs] == FIELDS for pairs in found), text
@@ -106,12 +111,23 @@ def test_a_path_forges_no_line(logged, lines):
 
 
 def test_a_body_that_is_given_up_is_one_line_with_one_id(lines):
-    gate = Gate(ExampleApp(), serve_options(access_log=True))
-    with raw_serving(gate, access_log=True, body_bytes=1000, body_seconds=0.1) as running:
+    app = ExampleApp()
+    gate = Gate(app, serve_options(access_log=True))
+    with raw_serving(gate, access_log=True, body_bytes=1000) as running:
         chunked = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-        for pieces, status in (([chunked, b"7d0\r\n" + b"a" * 2000], 413), ([chunked + b"7d0\r\n" + b"a" * 2000], 413),
-                               ([chunked], 408), ([b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n"], 400)):  # fmt: skip
-            answer = running.say(*pieces, pause=0.05)
+        for begin, end, status in (
+            (chunked, b"7d0\r\n" + b"a" * 2000, 413),
+            (b"", chunked + b"7d0\r\n" + b"a" * 2000, 413),
+            (chunked, b"", 408),
+            (b"", b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
+        ):
+            with running.connect() as client:
+                num_calls = len(app.calls)
+                client.sendall(begin)
+                wait_until(lambda: not begin or len(app.calls) > num_calls)
+                client.sendall(end)
+                running.pass_time(running.options.limits.body_seconds if status == 408 else 0.0)
+                answer = read_all(client)
             assert answer.startswith(b"HTTP/1.1 %d" % status)
             time.sleep(0.1)
             (line,) = lines()
@@ -127,7 +143,7 @@ def test_a_client_that_leaves(logged, lines):
             if stream:
                 assert connection.recv(100)
             else:
-                time.sleep(0.05)
+                wait_until(lambda: logged.service.admission.num_requests)
         (line,) = lines()
         assert (line["status"], line["model"]) == (status, "tiny")
 

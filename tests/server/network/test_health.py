@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from tests.server.serving import QUESTION, Serving
+from tests.waiting import PATIENCE
 
 PROBES = ("/live", "/health", "/ready")
 
@@ -43,6 +44,6 @@ def test_without_a_model_nothing_but_the_process_is_well(own, status):
 
 
 def test_a_server_that_drains_is_well_and_takes_nothing(own):
-    asyncio.run_coroutine_threadsafe(own.service.drain(0), own.loop).result(5)
+    asyncio.run_coroutine_threadsafe(own.service.drain(0), own.loop).result(PATIENCE)
     assert statuses(own) == [200, 200, 503]
     assert own.ask("/health").json == {"status": "ok"}

@@ -11,6 +11,7 @@ import pytest
 from tests.server.page.browser import Browser
 from tests.server.page.chat import Chat
 from tests.server.page.scripted_server import Answer
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough  # test_real.py covers one question and its answer in every run
 
@@ -55,7 +56,7 @@ def test_escape_stops_and_the_part_that_came_is_kept(chat: Chat):
     chat.browser.press("Escape")
     text = chat.answer()
     assert "stopped" in chat.text(".answer .stats")
-    assert chat.server.client_gone.wait(5), "the server must see the connection close"
+    assert chat.server.client_gone.wait(PATIENCE), "the server must see the connection close"
     assert chat.ask("Go on") == "Hello."
     roles, contents = zip(*chat.said())
     assert roles == ("user", "assistant", "user") and contents[1].strip() == text.strip()
@@ -466,7 +467,7 @@ def test_a_deleted_conversation_stays_deleted_though_its_answer_still_came(chat:
     chat.begin("Hi", Answer(["word "] * 500, pause=0.02))
     chat.browser.wait("document.querySelector('.answer .body')?.innerText.startsWith('word word')")
     chat.click("#history .delete")
-    assert chat.server.client_gone.wait(5)
+    assert chat.server.client_gone.wait(PATIENCE)
     chat.load()
     assert chat.count("#history .open") == 0
 

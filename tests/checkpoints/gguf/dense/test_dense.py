@@ -14,10 +14,9 @@ pytest.importorskip("gguf", reason="the gguf package is not installed")
 pytest.importorskip("transformers")
 
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
-from pace.llm.loading.load import load_model
-from pace.llm.loading.options import LoadOptions
 from pace.llm.models.model_list import read_config
 from tests.checkpoints.gguf.dense.dense_files import write_dense
+from tests.checkpoints.gguf.files import load
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny
 from tests.llm.models.visit import TOLERANCE, oracle, relative_error
 from tests.plugins.tiers import sample
@@ -37,10 +36,6 @@ UNSTATED = {"bos_token_id", "eos_token_id", "pad_token_id"}
 OTHERS = {"exaone4": "sliding_window_pattern", "exaone": "rope", "nemotron": "rms_norm_eps", "jais2": "rms_norm_eps"}
 """model_type -> pattern of fields that a file does not have or expresses differently."""
 IDS_OF_TOKENS = torch.randint(2, 99, (45,), generator=torch.Generator().manual_seed(1))
-
-
-def load(path, **options):
-    return load_model(LoadOptions(path, dtype=torch.float32, num_threads=1, progress=False, **options))
 
 
 def written(tmp_path, name, **options):

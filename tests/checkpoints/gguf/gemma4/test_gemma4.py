@@ -14,11 +14,9 @@ pytest.importorskip("transformers")
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.checkpoints.gguf.config import special_tokens
 from pace.checkpoints.gguf.file import GgufFile
-from pace.llm.loading.load import load_model
-from pace.llm.loading.options import LoadOptions
 from pace.llm.models.model_list import read_config
 from pace.tokenizer.loading import load_tokenizer
-from tests.checkpoints.gguf.files import add_tokenizer
+from tests.checkpoints.gguf.files import add_tokenizer, load
 from tests.checkpoints.gguf.gemma4.gemma4_files import write_gemma4
 from tests.checkpoints.gguf.test_tokenizer import STRANGE, file_with, random_texts
 from tests.llm.models.visit import TOLERANCE, oracle, relative_error
@@ -56,10 +54,6 @@ def saved(folder, **fields):
                 tensor.uniform_(0.5, 1.5)
     model.save_pretrained(folder)
     return model
-
-
-def load(path, **options):
-    return load_model(LoadOptions(path, dtype=torch.float32, num_threads=1, progress=False, **options))
 
 
 @pytest.mark.parametrize("name", HELD)

@@ -29,7 +29,6 @@ ARCHITECTURES = {
 """GGUF's architecture names by model_type."""
 KINDS_WITH_STATE = ("conv", "linear_attention")
 PERMUTED = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
-MIXERS = r"(mamba|mixer|linear_attn|conv)"
 STACKED = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 FLOATS = (
     *("ssm_conv1d.weight", "ssm_conv1d_q.weight", "ssm_conv1d_k.weight", "ssm_conv1d_v.weight", "ssm_a", "ssm_d"),

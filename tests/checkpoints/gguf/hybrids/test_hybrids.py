@@ -17,9 +17,8 @@ from pace.checkpoints.gguf.architectures.changes import MAX_LISTED
 from pace.checkpoints.gguf.architectures.forms import RATES
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.llm.layers import Rates
-from pace.llm.loading.load import load_model
-from pace.llm.loading.options import LoadOptions
 from pace.llm.models.model_list import read_config
+from tests.checkpoints.gguf.files import load
 from tests.checkpoints.gguf.hybrids.hybrid_files import write_hybrid
 from tests.llm.models.draft_heads import run, runners, save_mtp
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny
@@ -63,10 +62,6 @@ MARKS = "qwen35.attention.recurrent_layers"
 OTHER_ORDER = ("qwen3_5", "falcon_h1")
 """Families whose files have value heads in another order, or factors in the weights. Their last bits differ."""
 IDS_OF_TOKENS = torch.randint(2, 99, (45,), generator=torch.Generator().manual_seed(1))
-
-
-def load(path, **options):
-    return load_model(LoadOptions(path, dtype=torch.float32, num_threads=1, progress=False, **options))
 
 
 def written(tmp_path, name, **options):

@@ -12,9 +12,8 @@ pytest.importorskip("gguf", reason="the gguf package is not installed")
 pytest.importorskip("transformers")
 
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
-from pace.llm.loading.load import load_model
-from pace.llm.loading.options import LoadOptions
 from pace.llm.models.model_list import read_config
+from tests.checkpoints.gguf.files import load
 from tests.checkpoints.gguf.older.older_files import write_older
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny
 from tests.llm.models.visit import TOLERANCE, oracle, relative_error
@@ -33,10 +32,6 @@ UNSTATED_OF = {
     "falcon": "new_decoder_architecture|num_ln_in_parallel_attn|num_kv_heads|rope",
 }
 IDS_OF_TOKENS = torch.randint(2, 99, (45,), generator=torch.Generator().manual_seed(1))
-
-
-def load(path, **options):
-    return load_model(LoadOptions(path, dtype=torch.float32, num_threads=1, progress=False, **options))
 
 
 def written(tmp_path, name, **options):

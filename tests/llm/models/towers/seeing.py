@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pace.llm import LLMModel
 from tests.llm.models.states.hybrid_variants import GATED, MIXTURE
 from tests.llm.models.variants import SIZES, mrope, randomise, save_pretrained
+from tests.support import backends
 
+NATIVE = "native" in backends()
+BACKEND = "native" if NATIVE else "torch"
+NEW = 64
+"""Tokens to generate."""
 IMAGE = 90
 """Id of the placeholder."""
 MERGE, PATCH, TEXT_SIZE = 2, 4, SIZES["hidden_size"]
@@ -156,3 +162,23 @@ def results(output: Any) -> list[tuple[list[int], list[float]]]:
         (tokens, [entry.logprob for entry in entries])
         for tokens, entries in zip(output.generated_token_ids, output.logprobs)
     ]
+
+
+def load(folder: Path, **options: Any) -> LLMModel:
+    return LLMModel(folder, **{"dtype": "float32", "progress": False, "backend": BACKEND, **options})
+
+
+def run(model: LLMModel, inputs: dict[str, Any], count: int = NEW, **fields: Any) -> list:
+    """Tokens and their log-probabilities."""
+    return results(model.generate(**inputs, max_new_tokens=count, logprobs=0, **fields))
+
+
+@torch.no_grad()
+def oracle_tokens(oracle: torch.nn.Module, inputs: dict[str, Any], count: int = NEW) -> list[int]:
+    """Greedy tokens of the model in transformers."""
+    if hasattr(oracle.model, "rope_deltas"):
+        oracle.model.rope_deltas = None  # or it has those of the last prompt
+        if inputs.keys() <= {"input_ids", "attention_mask", "mm_token_type_ids"}:  # no media
+            inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    out = oracle.generate(**inputs, max_new_tokens=count, do_sample=False)
+    return out[0, inputs["input_ids"].shape[1] :].tolist()

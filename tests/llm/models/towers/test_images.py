@@ -6,9 +6,19 @@ import pytest
 import torch
 
 from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig
-from tests.llm.models.towers.seeing import IMAGE, MODELS, inputs_of, results, save_seeing, with_other_names
+from tests.llm.models.towers.seeing import (
+    IMAGE,
+    MODELS,
+    NATIVE,
+    inputs_of,
+    load,
+    oracle_tokens,
+    results,
+    run,
+    save_seeing,
+    with_other_names,
+)
 from tests.plugins.tiers import sample
-from tests.support import backends
 
 pytest.importorskip("transformers")
 
@@ -20,21 +30,6 @@ ROWS = [
     [(2, 2), (2, 4), (12, 6), (4, 2)],
 ]
 """Grids of the images of each prompt."""
-NEW = 64
-NATIVE = "native" in backends()
-BACKEND = "native" if NATIVE else "torch"
-
-
-def load(folder, **options) -> LLMModel:
-    return LLMModel(folder, **{"dtype": "float32", "progress": False, "backend": BACKEND, **options})
-
-
-@torch.no_grad()
-def oracle_tokens(oracle, inputs, count: int = NEW) -> list[int]:
-    oracle.model.rope_deltas = None  # or it has those of the last prompt
-    given = inputs if "pixel_values" in inputs else {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    out = oracle.generate(**given, max_new_tokens=count, do_sample=False)
-    return out[0, inputs["input_ids"].shape[1] :].tolist()
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +43,6 @@ def seeing(tmp_path_factory):
 def model(seeing):
     with load(seeing[1]) as model:
         yield model
-
-
-def run(model, inputs, count: int = NEW, **fields) -> list:
-    return results(model.generate(**inputs, max_new_tokens=count, logprobs=0, **fields))
 
 
 @pytest.mark.parametrize("model_type", sample(list(MODELS), lambda name: name in ("qwen3_vl", "qwen3_5")))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pace.llm import LLMModel
 from pace.llm.inputs import read_prompts
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
@@ -22,8 +21,7 @@ from tests.llm.models.towers.omni import (
     save_omni,
     together,
 )
-from tests.llm.models.towers.seeing import results
-from tests.support import backends
+from tests.llm.models.towers.seeing import BACKEND, load, oracle_tokens, run
 
 pytest.importorskip("transformers")
 
@@ -37,16 +35,6 @@ ROWS = [
     [20, 101, (2, 4)],
 ]
 """Media of each prompt: the patches of images, and the frames of clips."""
-NEW = 64
-BACKEND = "native" if "native" in backends() else "torch"
-
-
-def load(folder, **options) -> LLMModel:
-    return LLMModel(folder, **{"dtype": "float32", "progress": False, "backend": BACKEND, **options})
-
-
-def run(model, inputs, count: int = NEW, **fields) -> list:
-    return results(model.generate(**inputs, max_new_tokens=count, logprobs=0, **fields))
 
 
 class EachAlone(torch.nn.Module):
@@ -62,13 +50,6 @@ class EachAlone(torch.nn.Module):
         outputs = [self.tower(piece, torch.tensor([piece.shape[1]]), **fields) for piece in pieces]
         outputs[0].last_hidden_state = torch.cat([output.last_hidden_state for output in outputs])
         return outputs[0]
-
-
-@torch.no_grad()
-def oracle_tokens(thinker, inputs, count: int = NEW) -> list[int]:
-    thinker.model.rope_deltas = None  # or it has those of the last prompt
-    out = thinker.generate(**inputs, max_new_tokens=count, do_sample=False)
-    return out[0, inputs["input_ids"].shape[1] :].tolist()
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,24 @@ import numpy as np
 import pytest
 import torch
 
-from pace.llm import LLMModel
 from pace.llm.models.model_list import read_config
 from pace.llm.processors.processor import place_media
 from pace.llm.runners import EagerRunner, ProgramRunner
 from pace.ops import reference
 from tests.llm.models.towers import seeing
-from tests.llm.models.towers.seeing import IMAGE, MERGE, PATCH, grid_thw, results, run_to_end
+from tests.llm.models.towers.seeing import (
+    IMAGE,
+    MERGE,
+    NATIVE,
+    NEW,
+    PATCH,
+    grid_thw,
+    load,
+    oracle_tokens,
+    results,
+    run,
+    run_to_end,
+)
 from tests.llm.models.towers.test_qwen_vision import load as load_model
 from tests.llm.models.towers.tiles.making import renamed
 from tests.llm.models.variants import SIZES, mrope, randomise, save_pretrained
@@ -29,8 +40,6 @@ from tests.support import backends
 
 pytest.importorskip("transformers")
 
-NATIVE = "native" in backends()
-NEW = 64
 TEXT: dict[str, Any] = {
     **SIZES, "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 600, "eos_token_id": None,
     "pad_token_id": 0, "bos_token_id": None, **mrope([2, 1, 3]),
@@ -74,11 +83,6 @@ def save_paddle(folder: Path, vision: dict[str, Any] | None = None, **text: Any)
     return model
 
 
-def load(folder, **options) -> LLMModel:
-    backend = "native" if NATIVE else "torch"
-    return LLMModel(folder, **{"dtype": "float32", "progress": False, "backend": backend, **options})
-
-
 def pixels(grids: list[tuple[int, int]], seed: int) -> torch.Tensor:
     count = sum(rows * columns for rows, columns in grids)
     return torch.randn(count, 3, PATCH, PATCH, generator=torch.Generator().manual_seed(seed))
@@ -102,18 +106,6 @@ def together(rows) -> dict[str, torch.Tensor]:
     for name in ("pixel_values", "image_grid_thw"):
         batch[name] = torch.cat([one[name] for one in each if name in one])
     return batch
-
-
-@torch.no_grad()
-def oracle_tokens(oracle, inputs, count: int = NEW) -> list[int]:
-    oracle.model.rope_deltas = None  # or it has those of the last prompt
-    given = inputs if "pixel_values" in inputs else {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    out = oracle.generate(**given, max_new_tokens=count, do_sample=False)
-    return out[0, inputs["input_ids"].shape[1] :].tolist()
-
-
-def run(model, inputs, count: int = NEW) -> list:
-    return results(model.generate(**inputs, max_new_tokens=count, logprobs=0))
 
 
 @pytest.fixture(scope="module")

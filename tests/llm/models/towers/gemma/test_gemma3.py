@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig
+from pace.llm import DraftModelConfig, PromptLookupConfig
 from pace.llm.models.model_list import read_config
 from pace.llm.runners import EagerRunner, ProgramRunner
 from tests.llm.models.towers.gemma.looking import (
@@ -23,7 +23,7 @@ from tests.llm.models.towers.gemma.looking import (
     with_new_names,
     with_published_names,
 )
-from tests.llm.models.towers.seeing import results, run_to_end
+from tests.llm.models.towers.seeing import BACKEND, load, oracle_tokens, results, run, run_to_end
 from tests.plugins.tiers import sample
 from tests.support import TensorDict, backend, backends
 
@@ -31,7 +31,6 @@ pytest.importorskip("transformers")
 
 COUNTS = [1, 0, 3, 2, 1]
 """Images of each prompt."""
-BACKEND = "native" if "native" in backends() else "torch"
 VARIANTS = {
     "plain": ({}, {}),
     "head": ({"vision_use_head": True}, {}),
@@ -39,10 +38,6 @@ VARIANTS = {
     "every patch": ({"num_hidden_layers": 1}, {"mm_tokens_per_image": 36}),
 }
 """Fields of `vision_config` and of the whole. "border": patches do not fill the image, and pools not the patches."""
-
-
-def load(folder, **options) -> LLMModel:
-    return LLMModel(folder, **{"dtype": "float32", "progress": False, "backend": BACKEND, **options})
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +50,6 @@ def looking(tmp_path_factory):
 def model(looking):
     with load(looking[1]) as model:
         yield model
-
-
-def run(model, inputs, count: int, **fields) -> list:
-    return results(model.generate(**inputs, max_new_tokens=count, logprobs=0, **fields))
-
-
-@torch.no_grad()
-def oracle_tokens(oracle, inputs, count: int) -> list[int]:
-    out = oracle.generate(**inputs, max_new_tokens=count, do_sample=False)
-    return out[0, inputs["input_ids"].shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("name", sample(list(VARIANTS), lambda name: name == "border"))

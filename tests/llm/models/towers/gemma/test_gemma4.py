@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pace import _C
-from pace.llm import LLMModel, PromptLookupConfig
+from pace.llm import PromptLookupConfig
 from pace.llm.models.model_list import read_config
 from pace.llm.runners.eager import EagerRunner
 from pace.llm.runners.program import ProgramRunner
@@ -23,7 +23,7 @@ from tests.llm.models.towers.gemma.gemma4_models import (
     save_gemma4,
     together,
 )
-from tests.llm.models.towers.seeing import results, run_to_end
+from tests.llm.models.towers.seeing import BACKEND, load, oracle_tokens, results, run, run_to_end
 from tests.plugins.tiers import sample
 from tests.support import TensorDict, backend, backends
 
@@ -32,13 +32,7 @@ pytest.importorskip("transformers")
 GRIDS = [(1, 1), (2, 8), (4, 3), (1, 16), (4, 4)]
 """Rows and columns of tokens."""
 ROWS = [[(3, 4)], [], [(1, 2), (4, 4)], [(2, 2), (1, 9), (3, 5)]]
-NEW = 64
-BACKEND = "native" if "native" in backends() else "torch"
 BY_SIZE = sample(list(MODELS), lambda name: name == "e2b")
-
-
-def load(folder, **options) -> LLMModel:
-    return LLMModel(folder, **{"dtype": "float32", "progress": False, "backend": BACKEND, **options})
 
 
 def load_tower(folder, ops: str, dtype: torch.dtype = torch.float32):
@@ -109,12 +103,6 @@ def test_bfloat16_rows_are_as_near_as_those_of_transformers(name, tmp_path) -> N
 
 
 @torch.no_grad()
-def oracle_tokens(oracle, inputs, count: int = NEW) -> list[int]:
-    out = oracle.generate(**inputs, max_new_tokens=count, do_sample=False)
-    return out[0, inputs["input_ids"].shape[1] :].tolist()
-
-
-@torch.no_grad()
 def check_first_logits(model, oracle, inputs) -> None:
     """Log-probabilities of the token after a prompt. They move by 0.1 with what rows of an image see, and by 1e-5 with
     rounding."""
@@ -125,10 +113,6 @@ def check_first_logits(model, oracle, inputs) -> None:
     assert len(first.top) == 20
     for token, value in first.top:
         assert value == pytest.approx(float(wanted[token]), abs=2e-4)
-
-
-def run(model, inputs, count: int = NEW, **fields) -> list:
-    return results(model.generate(**inputs, max_new_tokens=count, logprobs=0, **fields))
 
 
 @pytest.mark.parametrize("name", BY_SIZE)

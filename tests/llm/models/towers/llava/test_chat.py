@@ -21,7 +21,7 @@ from tests.llm.models.towers.llava.making import (
     save_processor,
     whole_pixtral,
 )
-from tests.llm.models.towers.llava.test_images import load
+from tests.llm.models.towers.seeing import load
 from tests.llm.processors.chatting import picture
 from tests.plugins.tiers import sample
 from tests.server.schemas.test_media import said, text

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig
+from pace.llm import DraftModelConfig, PromptLookupConfig
 from pace.llm.models.model_list import read_config
 from pace.llm.runners import EagerRunner, ProgramRunner
 from tests.llm.models.towers.llava.making import (
@@ -23,7 +23,7 @@ from tests.llm.models.towers.llava.making import (
     save_llava,
     together,
 )
-from tests.llm.models.towers.seeing import results, run_to_end
+from tests.llm.models.towers.seeing import BACKEND, NEW, load, oracle_tokens, results, run, run_to_end
 from tests.plugins.tiers import sample
 from tests.support import TensorDict, backend, backends
 
@@ -32,12 +32,6 @@ pytest.importorskip("transformers")
 ALWAYS = ("mistral3", "llava")
 IMAGES = [[(2, 3)], [], [(1, 1), (4, 2)], [(3, 3), (1, 5), (2, 2)]]
 """Rows and columns of tokens of the images of each prompt."""
-NEW = 64
-BACKEND = "native" if "native" in backends() else "torch"
-
-
-def load(folder, **options) -> LLMModel:
-    return LLMModel(folder, **{"dtype": "float32", "progress": False, "backend": BACKEND, **options})
 
 
 @pytest.fixture(scope="module")
@@ -52,20 +46,10 @@ def model(seeing):
         yield model
 
 
-def run(model, inputs, count: int = NEW, **fields) -> list:
-    return results(model.generate(**inputs, max_new_tokens=count, logprobs=0, **fields))
-
-
 def batch_of(case: Case, images: list) -> dict[str, torch.Tensor]:
     """The prompts and images of `inputs_of(case, images[index], index)` as one batch."""
     prompts = [prompt_of(case, each, index) for index, each in enumerate(images)]
     return together(prompts, [media_inputs(case, each, index) for index, each in enumerate(images)])
-
-
-@torch.no_grad()
-def oracle_tokens(oracle, inputs, count: int = NEW) -> list[int]:
-    out = oracle.generate(**inputs, max_new_tokens=count, do_sample=False)
-    return out[0, inputs["input_ids"].shape[1] :].tolist()
 
 
 def load_layers(folder, ops: str, dtype: torch.dtype = torch.float32):

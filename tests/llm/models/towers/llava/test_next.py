@@ -23,8 +23,8 @@ from pace.llm.models.model_list import read_config
 from pace.llm.runners import EagerRunner, ProgramRunner
 from tests.llm.models.towers.llava.making import CLIP, FULL, IMAGE, PATCH, SIGLIP, TEXT, rename, save_processor
 from tests.llm.models.towers.llava.making import Case as Model
-from tests.llm.models.towers.llava.test_images import load, load_layers, oracle_tokens, rows_of, run
-from tests.llm.models.towers.seeing import results, run_to_end
+from tests.llm.models.towers.llava.test_images import load_layers, rows_of
+from tests.llm.models.towers.seeing import load, oracle_tokens, results, run, run_to_end
 from tests.llm.models.variants import randomise, save_pretrained
 from tests.llm.processors.chatting import picture
 from tests.plugins.tiers import sample

@@ -13,6 +13,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Sequence, Split
 
 from tests.llm.models.variants import SIZES, randomise, save_pretrained
+from tests.media.samples import draw
 
 IMAGE = 90
 """Id of the placeholder."""
@@ -127,3 +128,8 @@ def tokens_around(counts: list[int], seed: int) -> list[int]:
     for number, count in enumerate(counts):
         tokens += [IMAGE] * count + text(number % 3)
     return tokens + text(4)
+
+
+def chat(sizes: list[tuple[int, int]]) -> list[dict]:
+    parts = [{"type": "image", "image": draw(*size)} for size in sizes]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "w9 w8"}]}]

@@ -8,10 +8,10 @@ import json
 import pytest
 import torch
 
-from pace.llm import LLMModel, PromptLookupConfig
+from pace.llm import PromptLookupConfig
 from pace.llm.models.model_list import read_config
 from pace.llm.runners import EagerRunner, ProgramRunner
-from tests.llm.models.towers.seeing import results, run_to_end
+from tests.llm.models.towers.seeing import NATIVE, NEW, load, oracle_tokens, results, run, run_to_end
 from tests.llm.models.towers.test_qwen_vision import load as load_model
 from tests.llm.models.towers.tiles.making import (
     IMAGE,
@@ -21,6 +21,7 @@ from tests.llm.models.towers.tiles.making import (
     TEXT,
     TILE_TOKENS,
     VISION,
+    chat,
     renamed,
     save_processor,
     save_tiled,
@@ -32,16 +33,9 @@ from tests.support import backends
 
 pytest.importorskip("transformers")
 
-NATIVE = "native" in backends()
-NEW = 64
 TYPES = ["smolvlm", "idefics3"]
 IMAGES = [[], [(60, 40)], [(24, 24), (30, 100), (90, 90)]]
 """Sizes of the images of each prompt: none, one of 7 tiles, and three of 10, 4 and 10 tiles."""
-
-
-def load(folder, **options) -> LLMModel:
-    backend = "native" if NATIVE else "torch"
-    return LLMModel(folder, **{"dtype": "float32", "progress": False, "backend": backend, **options})
 
 
 def pixels_of(tiles: list[int], seed: int = 0, side: int = SIDE) -> torch.Tensor:
@@ -65,16 +59,6 @@ def inputs_of(tiles: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
     return inputs
 
 
-@torch.no_grad()
-def oracle_tokens(oracle, inputs, count: int = NEW) -> list[int]:
-    out = oracle.generate(**inputs, max_new_tokens=count, do_sample=False)
-    return out[0, inputs["input_ids"].shape[1] :].tolist()
-
-
-def run(model, inputs, count: int = NEW, **fields) -> list:
-    return results(model.generate(**inputs, max_new_tokens=count, logprobs=0, **fields))
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smolvlm")
@@ -87,11 +71,6 @@ def saved(tmp_path_factory):
 def model(saved):
     with load(saved[1]) as model:
         yield model
-
-
-def chat(sizes: list[tuple[int, int]]) -> list[dict]:
-    parts = [{"type": "image", "image": draw(*size)} for size in sizes]
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": "w9 w8"}]}]
 
 
 @pytest.mark.parametrize("model_type", sample(TYPES, lambda name: name == "smolvlm"))

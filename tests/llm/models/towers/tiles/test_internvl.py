@@ -11,12 +11,12 @@ from unittest import mock
 import pytest
 import torch
 
-from pace.llm import LLMModel, PromptLookupConfig
+from pace.llm import PromptLookupConfig
 from pace.llm.models.model_list import read_config
 from pace.llm.runners import EagerRunner, ProgramRunner
-from tests.llm.models.towers.seeing import results, run_to_end
+from tests.llm.models.towers.seeing import NATIVE, NEW, load, oracle_tokens, results, run, run_to_end
 from tests.llm.models.towers.test_qwen_vision import load as load_model
-from tests.llm.models.towers.tiles.making import renamed
+from tests.llm.models.towers.tiles.making import chat, renamed
 from tests.llm.models.variants import SIZES, randomise, save_pretrained
 from tests.llm.processors.chatting import save_tokenizer
 from tests.media.samples import draw
@@ -25,8 +25,6 @@ from tests.support import backends
 
 pytest.importorskip("transformers")
 
-NATIVE = "native" in backends()
-NEW = 64
 IMAGE, SIDE, PATCH, TILE_TOKENS = 90, 24, 4, 9
 """Id of the placeholder; side of a tile and of a patch in pixels; tokens of a tile."""
 TEXT: dict[str, Any] = {
@@ -98,11 +96,6 @@ def their_processor(folder: Path) -> Any:
         return InternVLProcessor(images, tokenizer, None, image_seq_length=TILE_TOKENS)
 
 
-def load(folder, **options) -> LLMModel:
-    backend = "native" if NATIVE else "torch"
-    return LLMModel(folder, **{"dtype": "float32", "progress": False, "backend": backend, **options})
-
-
 def pixels_of(count: int, seed: int = 0, side: int = SIDE) -> torch.Tensor:
     return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(seed))
 
@@ -117,16 +110,6 @@ def inputs_of(tiles: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
     return inputs | ({"pixel_values": pixels_of(sum(tiles), seed)} if tiles else {})
 
 
-@torch.no_grad()
-def oracle_tokens(oracle, inputs, count: int = NEW) -> list[int]:
-    out = oracle.generate(**inputs, max_new_tokens=count, do_sample=False)
-    return out[0, inputs["input_ids"].shape[1] :].tolist()
-
-
-def run(model, inputs, count: int = NEW, **fields) -> list:
-    return results(model.generate(**inputs, max_new_tokens=count, logprobs=0, **fields))
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("internvl")
@@ -139,11 +122,6 @@ def saved(tmp_path_factory):
 def model(saved):
     with load(saved[1]) as model:
         yield model
-
-
-def chat(sizes: list[tuple[int, int]]) -> list[dict]:
-    parts = [{"type": "image", "image": draw(*size)} for size in sizes]
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": "w9 w8"}]}]
 
 
 def test_an_answer_about_images_is_that_of_transformers(saved, model) -> None:

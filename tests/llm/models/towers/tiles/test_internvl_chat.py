@@ -18,24 +18,18 @@ from pace.llm.processors.registry import load_processors
 from pace.llm.runners import EagerRunner
 from pace.media.media import MediaError
 from tests.llm.models.families.test_internlm2 import published_names
-from tests.llm.models.towers.seeing import results, run_to_end
+from tests.llm.models.towers.seeing import NATIVE, NEW, load, oracle_tokens, results, run, run_to_end
 from tests.llm.models.towers.test_qwen_vision import load as load_model
-from tests.llm.models.towers.tiles.making import renamed
+from tests.llm.models.towers.tiles.making import chat, renamed
 from tests.llm.models.towers.tiles.test_internvl import (
     IMAGES,
-    NATIVE,
-    NEW,
     OF_KIND,
     SETTINGS,
     SIDE,
     SIX_B,
     TILE_TOKENS,
-    chat,
     inputs_of,
-    load,
-    oracle_tokens,
     pixels_of,
-    run,
     save_internvl,
     save_processor,
     their_processor,

@@ -9,7 +9,7 @@ import torch
 from pace.llm import PromptLookupConfig
 from pace.llm.models.model_list import read_config
 from pace.llm.runners import EagerRunner, ProgramRunner
-from tests.llm.models.towers.seeing import results, run_to_end
+from tests.llm.models.towers.seeing import NATIVE, NEW, load, oracle_tokens, results, run, run_to_end
 from tests.llm.models.towers.test_qwen_vision import load as load_model
 from tests.llm.models.towers.tiles.making import (
     IMAGE,
@@ -17,12 +17,12 @@ from tests.llm.models.towers.tiles.making import (
     MODELS,
     PATCH,
     SCALE,
+    chat,
     renamed,
     save_processor,
     save_tiled,
     tokens_around,
 )
-from tests.llm.models.towers.tiles.test_idefics3 import NATIVE, NEW, chat, load, oracle_tokens, run
 from tests.media.samples import draw
 from tests.plugins.tiers import sample
 from tests.support import backends
