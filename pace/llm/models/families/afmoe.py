@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.layers import Attention, Block, FeedForward, NoRotary, Rotary
+from pace.llm.layers import Attention, Block, MixtureOfExperts
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mixture_config import BiasedChoiceConfig, biased_mixture
 from pace.llm.models.families.windowed import WindowedConfig
@@ -46,6 +46,7 @@ class AfmoeConfig(BiasedChoiceConfig, WindowedConfig):
         "topk_group": (1,),
     }
     also_read: ClassVar[frozenset[str]] = WindowedConfig.also_read | {"load_balance_coeff", "use_grouped_mm"}
+    only_windows_rotate: ClassVar[bool] = True
 
     @property
     def full_every(self) -> int:
@@ -82,10 +83,5 @@ class AfmoeForCausalLM(LlamaForCausalLM):
         attention.add_gate(f"{name}.gate_proj", config.num_attention_heads * config.head_dim, "sigmoid")
         return attention
 
-    def rotary(self, layer: int) -> Rotary | NoRotary:
-        return self.rotaries[0] if self.config.slides(layer) else NoRotary()
-
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        if not self.config.has_experts(index):
-            return super().make_feed_forward(name, index)
-        return biased_mixture(self.config, f"{name}.mlp")
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        return biased_mixture(self.config, name)

@@ -26,7 +26,6 @@ from pace.llm.layers import (
     MixtureOfExperts,
     NoNorm,
     RMSNorm,
-    Rotary,
     RouterLinear,
     ScaledVectors,
     SharedAttention,
@@ -273,9 +272,6 @@ class Gemma4ForConditionalGeneration(TakesMedia, LlamaForCausalLM):
 
     def make_query_norm(self, name: str, dim: int) -> HeadNorm:
         return HeadNorm(f"{name}.q_norm", dim, self.config.rms_norm_eps)
-
-    def rotary(self, layer: int) -> Rotary:
-        return self.rotaries[self.config.slides(layer)]
 
     @property
     def embedding_scale(self) -> float:

@@ -55,7 +55,6 @@ class GptOssConfig(MixtureConfig, LlamaConfig):
     swiglu_alpha: float = number(1.702, -1e6, 1e6)
     swiglu_limit: float = number(7.0, 1e-6, 1e9)
 
-    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
     only_here: ClassVar[dict[str, tuple]] = {"hidden_act": ("silu",)}
     without_effect: ClassVar[dict[str, tuple]] = {"experts_per_token": (4,)}
     also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {"initial_context_length"}

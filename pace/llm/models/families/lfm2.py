@@ -6,12 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Block, Convolution, Linear, RopeConfig, ShortConvolution
+from pace.llm.layers import Block, Convolution, Linear, ShortConvolution
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mixture_config import layer_numbers
 from pace.llm.models.layer_types import CONVOLUTION, FULL, check_layer_types, layer_types
 from pace.llm.models.model_config import MAX_KERNEL, MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
-from pace.llm.models.rope_config import read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +42,11 @@ class ConvolutionConfig(LlamaConfig):
         *("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init"),
     }
     floors_head_dim: ClassVar[bool] = True
+    rope_options: ClassVar[dict[str, Any]] = {"default_theta": 1e6}
 
     def check(self) -> None:
         super().check()
         check_layer_types(self.layer_types, self.num_hidden_layers)
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, default_theta=1e6)
 
 
 @dataclass(frozen=True, kw_only=True)

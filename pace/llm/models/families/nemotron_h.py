@@ -12,7 +12,6 @@ from pace.llm.layers import (
     LatentMixture,
     Linear,
     MixtureOfExperts,
-    NoRotary,
     PlainMLP,
     RouterLinear,
     Vectors,
@@ -171,10 +170,6 @@ class NemotronHConfig(BiasedChoiceConfig, LlamaConfig):
         """Attention has no positions; the fields of a rotation have no effect."""
 
     @property
-    def max_length(self) -> int:
-        return self.max_position_embeddings
-
-    @property
     def mamba(self) -> MambaForm:
         """The form of the Mamba-2 layers."""
         return MambaForm(
@@ -204,12 +199,6 @@ class NemotronHForCausalLM(LlamaForCausalLM):
     }
     # Layers that predict further tokens, which drafting could use.
     ignored_tensors: ClassVar[tuple[str, ...]] = (*LlamaForCausalLM.ignored_tensors, r"mtp\..*")
-
-    def make_rotaries(self) -> tuple[()]:
-        return ()
-
-    def rotary(self, layer: int) -> NoRotary:
-        return NoRotary()
 
     def make_layer(self, name: str, index: int) -> Block:
         config, norm, mixer = self.config, self.make_norm(f"{name}.norm"), f"{name}.mixer"

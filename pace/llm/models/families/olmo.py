@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Block, LayerNorm, NoNorm, RopeConfig, Rotary, WholeNorm
+from pace.llm.layers import Block, LayerNorm, NoNorm, RopeConfig, WholeNorm
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.windowed import WindowedConfig
 from pace.llm.models.layer_types import FULL, SLIDING
@@ -72,9 +72,6 @@ class Olmo2ForCausalLM(LlamaForCausalLM):
 
 @dataclass(frozen=True, kw_only=True)
 class Olmo3Config(Olmo2Config, WindowedConfig):
-    local_rope: RopeConfig | None = None
-    """Rotation of the layers with a window."""
-
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         values = super().derived(fields)
         local = fields_of_layers(fields, SLIDING, scaled=False) | {"rope_theta": None}
@@ -90,13 +87,6 @@ class Olmo3Config(Olmo2Config, WindowedConfig):
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
         return read_rope(fields_of_layers(fields, FULL), head_dim, self.max_position_embeddings, default_theta=5e5)
 
-    @property
-    def ropes(self) -> tuple[RopeConfig, ...]:
-        return self.rope, self.local_rope
-
 
 class Olmo3ForCausalLM(Olmo2ForCausalLM):
     Config = Olmo3Config
-
-    def rotary(self, layer: int) -> Rotary:
-        return self.rotaries[self.config.slides(layer)]

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import NoRotary, RopeConfig, Rotary
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.unrotated import UnrotatedConfig
 from pace.llm.models.layer_types import SLIDING, check_layer_types, layer_types
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag, token_ids
-from pace.llm.models.rope_config import read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +28,7 @@ class SmolLM3Config(UnrotatedConfig):
     layer_types: tuple[str, ...] | None = layer_types()
 
     also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {"max_window_layers"}
+    rope_options: ClassVar[dict[str, Any]] = {"default_theta": 2e6}
 
     def check(self) -> None:
         super().check()
@@ -39,9 +38,6 @@ class SmolLM3Config(UnrotatedConfig):
                 "config.json: layer_types asks for sliding_attention, but use_sliding_window is false or "
                 "sliding_window is null"
             )
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, default_theta=2e6)
 
     @property
     def effective_window(self) -> int | None:
@@ -54,6 +50,3 @@ class SmolLM3Config(UnrotatedConfig):
 
 class SmolLM3ForCausalLM(LlamaForCausalLM):
     Config = SmolLM3Config
-
-    def rotary(self, layer: int) -> Rotary | NoRotary:
-        return self.rotaries[0] if self.config.no_rope_layers[layer] else NoRotary()

@@ -55,8 +55,7 @@ class NemotronConfig(LlamaConfig):
     bos_token_id: int | tuple[int, ...] | None = token_ids(2)
     eos_token_id: int | tuple[int, ...] | None = token_ids(3)
 
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, partial=True, default_partial=0.5)
+    rope_options: ClassVar[dict[str, Any]] = {"partial": True, "default_partial": 0.5}
 
 
 class NemotronForCausalLM(UngatedForCausalLM):

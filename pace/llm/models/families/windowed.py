@@ -16,6 +16,11 @@ from pace.llm.models.rope_config import fields_of_layers, read_rope
 class WindowedConfig(LlamaConfig):
     sliding_window: int | None = count(4096, MAX_POSITIONS, optional=True)
     layer_types: tuple[str, ...] | None = layer_types()
+    local_rope: RopeConfig | None = None
+    """Rotation of the layers with a window; None if it is that of the others."""
+
+    only_windows_rotate: ClassVar[bool] = False
+    """True if layers without a window do not rotate."""
 
     @property
     def full_every(self) -> int:
@@ -42,14 +47,20 @@ class WindowedConfig(LlamaConfig):
     def window(self, layer: int) -> int | None:
         return self.sliding_window if self.slides(layer) else None
 
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        return super().ropes if self.local_rope is None else (self.rope, self.local_rope)
+
+    def rotation(self, layer: int) -> int | None:
+        if self.local_rope is not None:
+            return int(self.slides(layer))
+        return None if self.only_windows_rotate and not self.slides(layer) else super().rotation(layer)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TwoRotationsConfig(WindowedConfig):
     """Config of families whose layers with a window have another rotation than the others. All layers see all
     positions, if `layer_types` is not given."""
-
-    local_rope: RopeConfig | None = None
-    """Rotation of the layers with a window."""
 
     partial: ClassVar[bool] = False
     """True if a rotation may be of a part of a head."""
@@ -76,7 +87,3 @@ class TwoRotationsConfig(WindowedConfig):
             )
         own = fields_of_layers(fields, kind, scaled=False) | {"rope_theta": None}
         return read_rope(own, head_dim, self.max_position_embeddings, partial=self.partial, default_theta=theta)
-
-    @property
-    def ropes(self) -> tuple[RopeConfig, ...]:
-        return self.rope, self.local_rope
