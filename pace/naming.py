@@ -33,5 +33,5 @@ def check_text(text: str, name: str = "the prompt") -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{name} is no valid text: it holds half a character, a lone surrogate, at {error.start}"
+            f"{name} is not valid text: it holds half a character, a lone surrogate, at {error.start}"
         ) from None

@@ -76,7 +76,7 @@ GRIDS = {
     "iq3_s": (1.20, 0.19, 0.23),
 }
 """Codes of points of grids: `products` and `one_row` in `AVX2_CODES`, `one_row` in `VNNI_CODES`. Points take longer to
-look up than to read. These are estimates from the times of the kernels alone (benchmarks/RESULTS.md, "Points of
+look up than to read. These are estimates from only the times of kernels (benchmarks/RESULTS.md, "Points of
 grids"). They were not measured with `pace bench`."""
 AVX2_CODES |= {
     code: replace(AVX2_CODES["int4"], products=many, one_row=one) for code, (many, one, _) in GRIDS.items()

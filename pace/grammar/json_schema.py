@@ -70,12 +70,12 @@ def prepare_schema(schema: dict[str, Any], limits: GrammarLimits) -> dict[str, A
     """Returns a copy for llguidance. Raises ValueError for a schema that is too large or too deep, that is not valid
     JSON, or that has no keyword of JSON Schema."""
     if schema and not (ASSERTIONS | _ANNOTATIONS) & schema.keys():
-        raise ValueError(f"{next(iter(schema))!r:.100} is no keyword of JSON Schema, and the schema has no other")
+        raise ValueError(f"{next(iter(schema))!r:.100} is not a keyword of JSON Schema, and the schema has no other")
     check_size(schema, limits)
     check_optional(schema, limits)
     for path, part in subschemas(schema):
         if "$ref" in part and ("$id" in part or "id" in part):
-            raise ValueError(f"{path}/$ref: not supported beside an id, whose meaning depends on the draft")
+            raise ValueError(f"{path}/$ref: not supported next to an id, whose meaning depends on the draft")
     return simplified(schema)
 
 
@@ -211,4 +211,4 @@ def pointer_part(name: str) -> str:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

@@ -288,7 +288,7 @@ class ModelConfig:
             raise ValueError(f"config.json: text_config must be an object or null; got {shown(text)}")
         whole = {name: value for name, value in fields.items() if name in OF_THE_WHOLE and value is not None}
         if ignored := sorted(name for name in fields if name not in OF_THE_WHOLE and not HARMLESS.fullmatch(name)):
-            logger.warning("config.json: ignored fields beside text_config: %s", ", ".join(ignored))
+            logger.warning("config.json: ignored fields outside of text_config: %s", ", ".join(ignored))
         return text | whole
 
     @classmethod

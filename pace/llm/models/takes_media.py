@@ -22,19 +22,19 @@ class TakesMediaConfig:
     """Mixin of the configs of text models that take images. `read_media` reads the fields outside the text part."""
 
     vision: Any = None
-    """Config of the tower; None for text alone."""
+    """Config of the tower; None for only text."""
     image_token_id: int = UNKNOWN_ID
     """Id of the token that stands for a row of an image."""
 
     def with_media(self, raw: dict[str, Any]) -> Any:
         """This config with that of the tower, from a parsed config.json; itself if there is no tower. Raises ValueError
-        or NotImplementedError, which name the field and the way to load the text model alone."""
+        or NotImplementedError, which name the field and the way to load only the text model."""
         if raw.get("vision_config") is None:
             return self
         try:
             return self.read_media(raw)
         except (ValueError, NotImplementedError) as error:
-            raise type(error)(f"{error}; media=False loads the text model alone") from None
+            raise type(error)(f"{error}; media=False loads only the text model") from None
 
     def read_media(self, raw: dict[str, Any]) -> Any:
         """`with_media` for a config.json that has a tower."""

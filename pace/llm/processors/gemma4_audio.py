@@ -63,7 +63,7 @@ class Gemma4Sound:
         return Media("audio", self.frames(samples), None, num_tokens, digest)
 
     def layout(self, source: SoundSource, max_tokens: int | None = None) -> Layout:
-        """The text of a clip, from its header alone. Raises as `prepare`."""
+        """The text of a clip, from only its header. Raises as `prepare`."""
         num_tokens = self._tokens(open_sound(source, SAMPLING_RATE).num_samples(SAMPLING_RATE), max_tokens)
         return Layout(f"<|audio>{self.token * num_tokens}<audio|>", (num_tokens,))
 

@@ -77,7 +77,7 @@ class Qwen3OmniAudioProcessor:
             )
 
     def layout(self, source: SoundSource, max_tokens: int | None = None) -> Layout:
-        """The placeholders of a clip, from its header alone. Raises as `prepare`."""
+        """The placeholders of a clip, from only its header. Raises as `prepare`."""
         num_tokens = self._tokens(open_sound(source, SAMPLING_RATE).num_samples(SAMPLING_RATE), max_tokens)
         return Layout(self.token * num_tokens, (num_tokens,))
 

@@ -62,7 +62,7 @@ class JinaEmbeddingsV3Config(RotaryEncoderConfig):
         if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
             raise ValueError(f"config.json: task_instructions must map tasks to texts; got {shown(texts)}")
         if unknown := texts.keys() - set(tasks):
-            raise ValueError(f"config.json: task_instructions has {shown(min(unknown))}, which is no task")
+            raise ValueError(f"config.json: task_instructions has {shown(min(unknown))}, which is not a task")
         return super().derived(fields) | {"tasks": tuple((task, texts.get(task, "")) for task in tasks)}
 
 

@@ -79,7 +79,7 @@ class DeepseekV2Config(DeepseekConfig):
     def router(self) -> Router:
         groups, kept = (self.n_group, self.topk_group) if self.topk_method == "group_limited_greedy" else (1, 1)
         if groups is None or kept is None:
-            raise ValueError(f"topk_method {self.topk_method!r} goes with n_group and topk_group; one is missing")
+            raise ValueError(f"topk_method {self.topk_method!r} needs n_group and topk_group; one is missing")
         return Router(self.num_experts, self.chosen, groups=groups, kept_groups=kept, scale=self.routed_scaling_factor)
 
 

@@ -34,7 +34,7 @@ class TakesTilesConfig(TakesMediaConfig):
 
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """The text's fields. `tie_word_embeddings` counts at the top level alone, and the other fields in
+        """The text's fields. `tie_word_embeddings` counts only at the top level, and the other fields in
         `text_config`."""
         text = raw.get("text_config")
         if not isinstance(text, dict):

@@ -38,7 +38,7 @@ class SeesTilesConfig(TakesMediaConfig):
 
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """The text's fields. Fields about a tied head count at the top level alone."""
+        """The text's fields. Fields about a tied head count only at the top level."""
         fields = super().text_part(raw)
         if raw.get("text_config") is None:
             return fields

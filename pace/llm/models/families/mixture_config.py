@@ -65,7 +65,7 @@ class MixtureConfig:
             _ = self.router
         except ValueError as error:
             said = f"num_experts = {self.num_experts} and num_experts_per_tok = {self.num_experts_per_tok}"
-            raise ValueError(f"config.json: the router does not go with {said}: {error}") from None
+            raise ValueError(f"config.json: the router does not fit {said}: {error}") from None
 
     @property
     def router(self) -> Router | None:
@@ -97,7 +97,7 @@ class BiasedChoiceConfig(MixtureConfig):
     }
     only_here: ClassVar[dict[str, tuple]] = {"scoring_func": (None, "sigmoid"), "topk_method": (None, "noaux_tc")}
     normalised_eps: ClassVar[float] = 1e-20
-    """Added to the sum of the weights that divides them."""
+    """Added to the sum by which the weights are divided."""
 
     @property
     def router(self) -> Router | None:
