@@ -12,23 +12,14 @@ from torch import Tensor
 from pace.batch import ForwardBatch, Positions
 from pace.llm.layers import Attention, Block, Embedding, LayerNorm, Linear, NoRotary, PlainMLP, alibi_slopes
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families.equal_heads import EqualHeadsConfig
 from pace.llm.models.families.gpt_neox import qkv_by_group
-from pace.llm.models.model_config import (
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    ModelConfig,
-    check_divides,
-    checked_head_dim,
-    count,
-    flag,
-    number,
-    token_ids,
-)
+from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
 from pace.ops.protocol import ForwardOps, Ops
 
 
 @dataclass(frozen=True, kw_only=True)
-class BloomConfig(ModelConfig):
+class BloomConfig(EqualHeadsConfig):
     vocab_size: int = count(250880)
     max_position_embeddings: int = count(2048, MAX_POSITIONS)
     """Length of the texts of the training; transformers has no limit."""
@@ -56,18 +47,6 @@ class BloomConfig(ModelConfig):
             *("skip_bias_add", "skip_bias_add_qkv", "offset_alibi"),
         }
     )
-
-    def check(self) -> None:
-        check_divides(self, "num_attention_heads", "hidden_size")
-        checked_head_dim(self.head_dim)
-
-    @property
-    def num_key_value_heads(self) -> int:
-        return self.num_attention_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
 
 
 class BloomForCausalLM(BaseModelForCausalLM):

@@ -22,25 +22,16 @@ from pace.llm.layers import (
     alibi_slopes,
 )
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families.equal_heads import EqualHeadsConfig
 from pace.llm.models.families.gpt_neox import qkv_by_group
-from pace.llm.models.model_config import (
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    ModelConfig,
-    check_divides,
-    checked_head_dim,
-    count,
-    flag,
-    number,
-    token_ids,
-)
+from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
 from pace.llm.models.model_config import activation as named_activation
 from pace.llm.models.rope_config import ROPE_FIELDS, check_even, longest_sequence, read_rope
 from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
-class FalconConfig(ModelConfig):
+class FalconConfig(EqualHeadsConfig):
     vocab_size: int = count(65024)
     max_position_embeddings: int = count(2048, MAX_POSITIONS)
     hidden_size: int = count(4544)
@@ -74,8 +65,7 @@ class FalconConfig(ModelConfig):
     also_read: ClassVar[frozenset[str]] = frozenset(ROPE_FIELDS)
 
     def check(self) -> None:
-        check_divides(self, "num_attention_heads", "hidden_size")
-        checked_head_dim(self.head_dim)
+        super().check()
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"config.json: num_attention_heads must be a multiple of num_kv_heads; got {self.num_attention_heads}"
@@ -105,10 +95,6 @@ class FalconConfig(ModelConfig):
         if self.new_decoder_architecture:
             return self.num_kv_heads or self.num_attention_heads
         return 1 if self.multi_query else self.num_attention_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
 
 
 class FalconForCausalLM(BaseModelForCausalLM):

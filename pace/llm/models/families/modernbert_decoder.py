@@ -23,20 +23,10 @@ from pace.llm.layers import (
     Rotary,
 )
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families.equal_heads import EqualHeadsConfig
 from pace.llm.models.families.llama import parts
 from pace.llm.models.layer_types import FULL, SLIDING, check_layer_types, first_of_each, layer_types
-from pace.llm.models.model_config import (
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    ModelConfig,
-    activation,
-    check_divides,
-    checked_head_dim,
-    count,
-    flag,
-    number,
-    token_ids,
-)
+from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, activation, count, flag, number, token_ids
 from pace.llm.models.rope_config import fields_of_layers, longest_sequence, read_rope
 from pace.ops.protocol import ForwardOps, Ops
 
@@ -46,7 +36,7 @@ OLD_THETA = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModernBertLayersConfig(ModelConfig):
+class ModernBertLayersConfig(EqualHeadsConfig):
     """Fields that decoders and encoders have in common."""
 
     vocab_size: int = count(50368)
@@ -83,8 +73,7 @@ class ModernBertLayersConfig(ModelConfig):
     }
 
     def check(self) -> None:
-        check_divides(self, "num_attention_heads", "hidden_size")
-        checked_head_dim(self.head_dim)
+        super().check()
         check_layer_types(self.layer_types, self.num_hidden_layers)
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -96,10 +85,6 @@ class ModernBertLayersConfig(ModelConfig):
         """Returns the rotation of a kind of layers."""
         own = fields_of_layers(fields, kind, OLD_THETA[kind])
         return read_rope(own, self.head_dim, self.max_position_embeddings, default_theta=DEFAULT_THETA[kind])
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
 
     def slides(self, layer: int) -> bool:
         """True if a layer has a window."""
@@ -181,10 +166,6 @@ class ModernBertDecoderConfig(ModernBertLayersConfig):
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         return super().derived(fields) | {"sliding_window": self.local_attention // 2}
-
-    @property
-    def num_key_value_heads(self) -> int:
-        return self.num_attention_heads
 
     @property
     def max_length(self) -> int:
