@@ -141,9 +141,9 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(own):
 
 
 def test_a_step_that_takes_long_is_told(own, monkeypatch):
-    from pace.server import service
+    from pace.server.models import base
 
-    monkeypatch.setattr(service, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(base, "STALL_SECONDS", 0.2)
     forward, begun, release = own.generator.engine.model.forward, threading.Event(), threading.Event()
 
     def hangs(batch):
