@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from pace.grammar.limits import DEFAULT_LIMITS, GrammarLimits
 from pace.grammar.patterns import replace_escapes
+from pace.grammar.validation import parse_json
 
 ECMA_SPACES = {r"\s": r"[\s\uFEFF]", r"\S": r"[^\s\uFEFF]"}
 ECMA_SPACES_IN_CLASS = {r"\s": r"\s\uFEFF"}
@@ -52,7 +53,7 @@ def read_schema(schema: Any) -> dict[str, Any]:
     """Reads a schema given as a dict, True, its JSON text, or a pydantic model. Raises TypeError or ValueError."""
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema, parse_constant=_no_constant)
+            schema = parse_json(schema)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"the JSON schema is not valid JSON: {error}") from None
     elif callable(getattr(schema, "model_json_schema", None)):
@@ -208,7 +209,3 @@ def _says_nothing(keyword: str, schema: dict[str, Any]) -> bool:
 def pointer_part(name: str) -> str:
     """Escapes a name for a JSON pointer. Source: RFC 6901."""
     return str(name).replace("~", "~0").replace("/", "~1")
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
