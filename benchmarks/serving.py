@@ -40,8 +40,6 @@ from pace.assets import TINY  # noqa: E402
 SCRIPT = "benchmarks/serving.py"
 CLIENTS = (1, 8, 32)
 """Numbers of clients for the comparison of both servers."""
-FIRST_TOKENS = 40
-"""Number of prompts sent while others decode."""
 
 Rows = list[tuple[str, str]]
 """Names of the measurements, and their values."""
