@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.layers import Attention, Block, MixtureOfExperts
+from pace.llm.layers import Attention, MixtureOfExperts
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mixture_config import BiasedChoiceConfig, biased_mixture
 from pace.llm.models.families.windowed import WindowedConfig
@@ -62,21 +62,13 @@ class AfmoeConfig(BiasedChoiceConfig, WindowedConfig):
 
 class AfmoeForCausalLM(LlamaForCausalLM):
     Config = AfmoeConfig
+    norm_names = ("input_layernorm", "pre_mlp_layernorm")
+    post_norm_names = ("post_attention_layernorm", "post_mlp_layernorm")
     head_norm = True
     other_names: ClassVar[dict[str, str]] = {
         r"(.*\.mlp)\.router\.gate\.": r"\1.gate.",
         r"(.*\.mlp)\.expert_bias": r"\1.gate.e_score_correction_bias",
     }
-
-    def make_layer(self, name: str, index: int) -> Block:
-        return Block(
-            self.make_norm(f"{name}.input_layernorm"),
-            self.make_attention(f"{name}.self_attn", index),
-            self.make_norm(f"{name}.pre_mlp_layernorm"),
-            self.make_feed_forward(name, index),
-            mixer_post_norm=self.make_norm(f"{name}.post_attention_layernorm"),
-            mlp_post_norm=self.make_norm(f"{name}.post_mlp_layernorm"),
-        )
 
     def make_attention(self, name: str, index: int) -> Attention:
         config, attention = self.config, super().make_attention(name, index)

@@ -48,14 +48,8 @@ class CohereForCausalLM(LlamaForCausalLM):
     Config = CohereConfig
 
     def make_layer(self, name: str, index: int) -> Block:
-        attention = self.make_attention(f"{name}.self_attn", index)
-        return Block(
-            self.make_norm(f"{name}.input_layernorm"),
-            attention,
-            None,
-            self.make_feed_forward(name, index),
-            parallel=True,
-        )
+        norm = self.make_norm(f"{name}.input_layernorm")
+        return Block(norm, self.make_mixer(name, index), None, self.make_feed_forward(name, index), parallel=True)
 
     def make_norm(self, name: str) -> LayerNorm:
         return LayerNorm(name, self.config.hidden_size, self.config.layer_norm_eps, bias=False)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.layers import Block, MixtureOfExperts
+from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.families.exaone4 import PatternConfig, pattern
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mixture_config import MixtureConfig, biased_mixture
@@ -43,22 +43,13 @@ class Kolibri1Config(MixtureConfig, PatternConfig):
 
 class Kolibri1ForCausalLM(LlamaForCausalLM):
     Config = Kolibri1Config
+    post_norm_names = ("post_self_attn_layernorm", "post_mlp_layernorm")
     head_norm = True
     other_names: ClassVar[dict[str, str]] = {
         r"\.moe\.router\.expert_bias$": ".mlp.gate.e_score_correction_bias",
         r"\.post_attn_norm\.": ".post_self_attn_layernorm.",
         r"\.post_ffn_norm\.": ".post_mlp_layernorm.",
     }
-
-    def make_layer(self, name: str, index: int) -> Block:
-        return Block(
-            self.make_norm(f"{name}.input_layernorm"),
-            self.make_attention(f"{name}.self_attn", index),
-            self.make_norm(f"{name}.post_attention_layernorm"),
-            self.make_feed_forward(name, index),
-            mixer_post_norm=self.make_norm(f"{name}.post_self_attn_layernorm"),
-            mlp_post_norm=self.make_norm(f"{name}.post_mlp_layernorm"),
-        )
 
     def make_experts(self, name: str) -> MixtureOfExperts:
         return biased_mixture(self.config, name)

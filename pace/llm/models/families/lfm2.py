@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Block, Convolution, Linear, ShortConvolution
+from pace.llm.layers import Convolution, Linear, Mixer, ShortConvolution
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mixture_config import layer_numbers
 from pace.llm.models.layer_types import CONVOLUTION, FULL, check_layer_types, layer_types
@@ -95,15 +95,10 @@ class Lfm2ForCausalLM(LlamaForCausalLM):
         r"(\.mlp\..*)\bw2\.": r"\1down_proj.",
     }
 
-    def make_layer(self, name: str, index: int) -> Block:
-        if self.config.layer_types[index] != CONVOLUTION:
-            return super().make_layer(name, index)
-        return Block(
-            self.make_norm(f"{name}.input_layernorm"),
-            self.make_convolution(f"{name}.conv"),
-            self.make_norm(f"{name}.post_attention_layernorm"),
-            self.make_feed_forward(name, index),
-        )
+    def make_mixer(self, name: str, index: int) -> Mixer:
+        if self.config.layer_types[index] == CONVOLUTION:
+            return self.make_convolution(f"{name}.conv")
+        return super().make_mixer(name, index)
 
     def make_convolution(self, name: str) -> ShortConvolution:
         hidden, kernel, bias = self.config.hidden_size, self.config.conv_L_cache, self.config.conv_bias

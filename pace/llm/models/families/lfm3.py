@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Attention, Block, RopeConfig
+from pace.llm.layers import Attention, RopeConfig
 from pace.llm.models.families.lfm2 import ConvolutionConfig, Lfm2ForCausalLM
 from pace.llm.models.families.windowed import TwoRotationsConfig
 from pace.llm.models.layer_types import CONVOLUTION, FULL, SLIDING, layer_types
@@ -60,12 +60,9 @@ class Lfm3ForCausalLM(Lfm2ForCausalLM):
         r"\.self_attn\.g_proj\.": ".self_attn.gate_proj.",
     }
 
-    def make_layer(self, name: str, index: int) -> Block:
-        block = super().make_layer(name, index)
-        if self.config.use_sandwich_norm:
-            block.mixer_post_norm = self.make_norm(f"{name}.post_operator_norm")
-            block.mlp_post_norm = self.make_norm(f"{name}.post_ffn_norm")
-        return block
+    @property
+    def post_norm_names(self) -> tuple[str, ...]:
+        return ("post_operator_norm", "post_ffn_norm") if self.config.use_sandwich_norm else ()
 
     def make_attention(self, name: str, index: int) -> Attention:
         attention = super().make_attention(name, index)

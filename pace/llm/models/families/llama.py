@@ -22,6 +22,7 @@ from pace.llm.layers import (
     Mixer,
     MixtureOfExperts,
     NoHeadNorm,
+    NoNorm,
     NoRotary,
     RMSNorm,
     RopeConfig,
@@ -147,6 +148,10 @@ class LlamaForCausalLM(MultiTokenForCausalLM):
     qkv_names: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
     """The tensors that hold the rows of queries, keys and values: three, or one for all."""
     gate_up_names: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj")
+    norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
+    """The norms of the inputs of a layer's two branches; () for none."""
+    post_norm_names: ClassVar[tuple[str, ...]] = ()
+    """The norms of their outputs, before they are added; () for none."""
     head_norm: ClassVar[bool] = False
     """True if query and key heads are normalised."""
     head_norm_names: ClassVar[tuple[str, str]] = ("q_norm", "k_norm")
@@ -165,11 +170,15 @@ class LlamaForCausalLM(MultiTokenForCausalLM):
         return tuple(Rotary(rope, table) for table, rope in enumerate(self.config.ropes))
 
     def make_layer(self, name: str, index: int) -> Block:
+        norms = [self.make_norm(f"{name}.{norm}") for norm in self.norm_names] or [NoNorm(), NoNorm()]
+        post_norms = [self.make_norm(f"{name}.{norm}") for norm in self.post_norm_names] or [None, None]
         return Block(
-            self.make_norm(f"{name}.input_layernorm"),
+            norms[0],
             self.make_mixer(name, index),
-            self.make_norm(f"{name}.post_attention_layernorm"),
+            norms[1],
             self.make_feed_forward(name, index),
+            mixer_post_norm=post_norms[0],
+            mlp_post_norm=post_norms[1],
             branch_scale=self.config.branch_scale,
         )
 

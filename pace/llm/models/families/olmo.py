@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Block, LayerNorm, NoNorm, RopeConfig, WholeNorm
+from pace.llm.layers import LayerNorm, RopeConfig, WholeNorm
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.windowed import WindowedConfig
 from pace.llm.models.layer_types import FULL, SLIDING
@@ -55,16 +55,8 @@ class Olmo2Config(LlamaConfig):
 
 class Olmo2ForCausalLM(LlamaForCausalLM):
     Config = Olmo2Config
-
-    def make_layer(self, name: str, index: int) -> Block:
-        return Block(
-            NoNorm(),
-            self.make_attention(f"{name}.self_attn", index),
-            NoNorm(),
-            self.make_feed_forward(name, index),
-            mixer_post_norm=self.make_norm(f"{name}.post_attention_layernorm"),
-            mlp_post_norm=self.make_norm(f"{name}.post_feedforward_layernorm"),
-        )
+    norm_names = ()
+    post_norm_names = ("post_attention_layernorm", "post_feedforward_layernorm")
 
     def make_head_norm(self, name: str, num_heads: int) -> WholeNorm:
         return WholeNorm(name, num_heads * self.config.head_dim, self.config.rms_norm_eps)
