@@ -54,16 +54,8 @@ HARMLESS = re.compile(
 """Fields that do not affect a forward pass, as written by transformers and common training code."""
 
 OF_THE_WHOLE = frozenset(
-    {
-        "architectures",
-        "model_type",
-        "tie_word_embeddings",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "quantization_config",
-        "compression_config",
-    }
+    """architectures model_type tie_word_embeddings bos_token_id eos_token_id pad_token_id quantization_config
+    compression_config""".split()
 )
 """Fields at the top level, outside of `text_config`, that also apply to the text part."""
 

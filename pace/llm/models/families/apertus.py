@@ -92,10 +92,7 @@ class Apertus1p5Config(ApertusConfig):
     """Number of rows of the LM head; null for the vocabulary."""
 
     beside_text: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("vision_config", "audio_config", "image_token_id", "audio_token_id"),
-            *("image_token_offset", "audio_token_offset"),
-        }
+        """vision_config audio_config image_token_id audio_token_id image_token_offset audio_token_offset""".split()
     )
 
     def check(self) -> None:

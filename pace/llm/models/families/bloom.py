@@ -42,10 +42,8 @@ class BloomConfig(EqualHeadsConfig):
     }
     without_effect: ClassVar[dict[str, tuple]] = {"n_inner": (None,)}
     also_read: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("slow_but_exact", "attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion"),
-            *("skip_bias_add", "skip_bias_add_qkv", "offset_alibi"),
-        }
+        """slow_but_exact attention_softmax_in_fp32 masked_softmax_fusion bias_dropout_fusion skip_bias_add
+        skip_bias_add_qkv offset_alibi""".split()
     )
 
 

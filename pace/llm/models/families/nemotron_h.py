@@ -120,23 +120,11 @@ class NemotronHConfig(BiasedChoiceConfig, LlamaConfig):
         "sliding_window": (None,),
         "use_mamba_kernels": (True, False),
     }
-    also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {
-        "chunk_size",
-        "expand",
-        "mamba_chunk_size",
-        "mamba_dt_init_floor",
-        "mamba_dt_max",
-        "mamba_dt_min",
-        "mamba_expand",
-        "mtp_hybrid_override_pattern",
-        "mtp_layers_block_type",
-        "num_logits_to_keep",
-        "num_nextn_predict_layers",
-        "rescale_prenorm_residual",
-        "time_step_floor",
-        "time_step_max",
-        "time_step_min",
-    }
+    also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read.union(
+        """chunk_size expand mamba_chunk_size mamba_dt_init_floor mamba_dt_max mamba_dt_min mamba_expand
+        mtp_hybrid_override_pattern mtp_layers_block_type num_logits_to_keep num_nextn_predict_layers
+        rescale_prenorm_residual time_step_floor time_step_max time_step_min""".split()
+    )
     ropes = ()
 
     def check(self) -> None:
