@@ -114,9 +114,7 @@ class BertModel(Encoder):
         names = LayerNames(*[f"{name}.{part}" for part in self.layer_names])
         hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
         norms = [LayerNorm(norm, hidden, config.layer_norm_eps) for norm in (names.attention_norm, names.mlp_norm)]
-        mlp = PlainMLP(
-            Linear({names.up: inner}, hidden, True), Linear({names.down: hidden}, inner, True), config.hidden_act
-        )
+        mlp = PlainMLP.named(names.up, names.down, hidden, inner, config.hidden_act, bias=True)
         return Block(
             NoNorm(),
             self.make_attention(names, Positions(heads, config.head_dim, config.head_dim)),

@@ -77,10 +77,8 @@ def bloom_layer(config: BloomConfig, name: str) -> Block:
         NoRotary(),
         slopes=alibi_slopes(heads),
     )
-    mlp = PlainMLP(
-        Linear({f"{name}.mlp.dense_h_to_4h": 4 * hidden}, hidden, bias=True),
-        Linear({f"{name}.mlp.dense_4h_to_h": hidden}, 4 * hidden, bias=True),
-        "gelu_tanh",
+    mlp = PlainMLP.named(
+        f"{name}.mlp.dense_h_to_4h", f"{name}.mlp.dense_4h_to_h", hidden, 4 * hidden, "gelu_tanh", bias=True
     )
     first, second = (
         LayerNorm(f"{name}.{which}_layernorm", hidden, config.layer_norm_epsilon)

@@ -125,12 +125,8 @@ class FalconForCausalLM(BaseModelForCausalLM):
 
     def make_attention(self, name: str) -> Attention:
         config = self.config
-        hidden, heads, kv_heads, dim = (
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
+        hidden, dim = config.hidden_size, config.head_dim
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         rows = qkv_by_group(hidden, heads, kv_heads, dim) if config.qkv_by_group else (heads + 2 * kv_heads) * dim
         # transformers rounds slopes, positions and biases to bf16.
         slopes = alibi_slopes(heads).bfloat16().float() if config.alibi else None
@@ -147,10 +143,8 @@ class FalconForCausalLM(BaseModelForCausalLM):
     def make_mlp(self, name: str) -> PlainMLP:
         config = self.config
         hidden, inner = config.hidden_size, config.ffn_hidden_size
-        return PlainMLP(
-            Linear({f"{name}.dense_h_to_4h": inner}, hidden, config.bias),
-            Linear({f"{name}.dense_4h_to_h": hidden}, inner, config.bias),
-            config.activation,
+        return PlainMLP.named(
+            f"{name}.dense_h_to_4h", f"{name}.dense_4h_to_h", hidden, inner, config.activation, bias=config.bias
         )
 
     def make_norm(self, name: str) -> LayerNorm:

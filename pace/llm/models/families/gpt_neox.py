@@ -89,11 +89,8 @@ def gpt_neox_layer(config: GPTNeoXConfig, name: str, rotary: Rotary) -> Block:
         Positions(heads, dim, dim),
         rotary,
     )
-    mlp = PlainMLP(
-        Linear({f"{name}.mlp.dense_h_to_4h": config.intermediate_size}, hidden, bias=True),
-        Linear({f"{name}.mlp.dense_4h_to_h": hidden}, config.intermediate_size, bias=True),
-        config.hidden_act,
-    )
+    up, down = f"{name}.mlp.dense_h_to_4h", f"{name}.mlp.dense_4h_to_h"
+    mlp = PlainMLP.named(up, down, hidden, config.intermediate_size, config.hidden_act, bias=True)
     norm, other_norm = (
         LayerNorm(f"{name}.{which}_layernorm", hidden, config.layer_norm_eps) for which in ("input", "post_attention")
     )

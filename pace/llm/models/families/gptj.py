@@ -80,10 +80,8 @@ class GPTJForCausalLM(BaseModelForCausalLM):
             Positions(heads, dim, dim),
             self.rotaries[0],
         )
-        mlp = PlainMLP(
-            Linear({f"{name}.mlp.fc_in": config.n_inner}, hidden, bias=True),
-            Linear({f"{name}.mlp.fc_out": hidden}, config.n_inner, bias=True),
-            config.activation_function,
+        mlp = PlainMLP.named(
+            f"{name}.mlp.fc_in", f"{name}.mlp.fc_out", hidden, config.n_inner, config.activation_function, bias=True
         )
         norm = LayerNorm(f"{name}.ln_1", hidden, config.layer_norm_epsilon)
         return Block(norm, attention, None, mlp, parallel=True)

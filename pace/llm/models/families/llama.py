@@ -196,12 +196,8 @@ class LlamaForCausalLM(MultiTokenForCausalLM):
 
     def make_attention(self, name: str, index: int) -> Attention:
         config = self.config
-        hidden, heads, kv_heads, dim = (
-            config.hidden_size,
-            config.heads(index),
-            config.num_key_value_heads,
-            config.head_dim,
-        )
+        hidden, dim = config.hidden_size, config.head_dim
+        heads, kv_heads = config.heads(index), config.num_key_value_heads
         rows = [heads * dim, kv_heads * dim, kv_heads * dim]
         return Attention(
             Linear(parts(name, self.qkv_names, rows), hidden, config.qkv_bias),

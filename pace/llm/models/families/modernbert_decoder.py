@@ -116,12 +116,8 @@ class ModernBertLayers:
 
     def make_layer(self, name: str, index: int) -> Block:
         config = self.config
-        hidden, inner, heads, dim = (
-            config.hidden_size,
-            config.intermediate_size,
-            config.num_attention_heads,
-            config.head_dim,
-        )
+        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+        heads = config.num_attention_heads
         attention = Attention(
             Linear(parts(f"{name}.attn", self.qkv_names, [hidden] * 3), hidden, config.attention_bias),
             Linear({f"{name}.attn.Wo": hidden}, hidden, config.attention_bias),

@@ -93,11 +93,7 @@ def mpt_layer(config: MptConfig, name: str) -> Block:
         clip=config.clip_qkv or None,
         slopes=alibi_slopes(heads, config.alibi_bias_max),
     )
-    mlp = PlainMLP(
-        Linear({f"{name}.ffn.up_proj": 4 * hidden}, hidden),
-        Linear({f"{name}.ffn.down_proj": hidden}, 4 * hidden),
-        "gelu",
-    )
+    mlp = PlainMLP.named(f"{name}.ffn.up_proj", f"{name}.ffn.down_proj", hidden, 4 * hidden, "gelu")
     return Block(mpt_norm(config, f"{name}.norm_1"), attention, mpt_norm(config, f"{name}.norm_2"), mlp)
 
 

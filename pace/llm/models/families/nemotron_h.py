@@ -202,11 +202,7 @@ class NemotronHForCausalLM(LlamaForCausalLM):
 
     def make_plain_mlp(self, name: str, inner: int) -> PlainMLP:
         hidden, bias = self.config.hidden_size, self.config.mlp_bias
-        return PlainMLP(
-            Linear({f"{name}.up_proj": inner}, hidden, bias),
-            Linear({f"{name}.down_proj": hidden}, inner, bias),
-            self.config.hidden_act,
-        )
+        return PlainMLP.named(f"{name}.up_proj", f"{name}.down_proj", hidden, inner, self.config.hidden_act, bias=bias)
 
     def make_mixture(self, name: str) -> MixtureOfExperts:
         config = self.config

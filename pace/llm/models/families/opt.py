@@ -99,11 +99,7 @@ def opt_layer(config: OPTConfig, name: str) -> Block:
         Positions(heads, dim, dim),
         NoRotary(),
     )
-    mlp = PlainMLP(
-        Linear({f"{name}.fc1": config.ffn_dim}, hidden, bias),
-        Linear({f"{name}.fc2": hidden}, config.ffn_dim, bias),
-        config.activation_function,
-    )
+    mlp = PlainMLP.named(f"{name}.fc1", f"{name}.fc2", hidden, config.ffn_dim, config.activation_function, bias=bias)
     first, second = (opt_norm(config, f"{name}.{norm}") for norm in ("self_attn_layer_norm", "final_layer_norm"))
     if config.do_layer_norm_before:
         return Block(first, attention, second, mlp)
