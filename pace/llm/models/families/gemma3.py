@@ -7,7 +7,6 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
 
 from pace.llm.layers import HeadNorm, RopeConfig
 from pace.llm.models.families.gemma2 import Gemma2Config, Gemma2ForCausalLM
@@ -18,7 +17,6 @@ from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token
 from pace.llm.models.towers.projector import OTHER_PARTS, TEXT_PREFIXES
 from pace.llm.models.towers.siglip import Gemma3Tower, Gemma3VisionConfig
 from pace.naming import shown
-from pace.ops.protocol import Ops
 
 logger = logging.getLogger("pace")
 
@@ -99,10 +97,8 @@ class Gemma3ForConditionalGeneration(TakesMedia, Gemma2ForCausalLM):
         r"vision_tower\.embeddings\.position_ids",
     )
 
-    def __init__(self, config: Gemma3Config, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        if config.vision is not None:
-            self.towers = [Gemma3Tower(config.vision, config.image_token_id)]
+    def make_tower(self) -> Gemma3Tower:
+        return Gemma3Tower(self.config.vision, self.config.image_token_id)
 
     def make_head_norm(self, name: str, num_heads: int) -> HeadNorm:
         return HeadNorm(name, self.config.head_dim, self.config.rms_norm_eps, offset=1.0)

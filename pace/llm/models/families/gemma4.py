@@ -186,10 +186,11 @@ class Gemma4ForConditionalGeneration(TakesMedia, LlamaForCausalLM):
         self.whole_media = config.use_bidirectional_attention == "vision"
         self.sees_beyond_windows = config.sees_beyond_windows
         self.stand_ins = dict(config.stand_ins)
-        if config.vision is not None:
-            self.towers = [self.Tower(config.vision, config.hidden_size, config.image_token_id)]
         if config.audio is not None:
             self.towers.append(self.AudioTower(config.audio, config.hidden_size, config.audio_token_id))
+
+    def make_tower(self) -> Tower:
+        return self.Tower(self.config.vision, self.config.hidden_size, self.config.image_token_id)
 
     def ignored(self) -> Iterator[str]:
         """Adds tensors that make keys and values in layers that share those of another layer."""
