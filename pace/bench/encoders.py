@@ -14,8 +14,9 @@ import torch
 
 import pace
 from pace.bench import limits
-from pace.bench.costs import usual_code, walk
+from pace.bench.costs import usual_code
 from pace.bench.limits import Limits
+from pace.bench.plan import DTYPES, FORMATS, LOADED
 from pace.bench.prediction import efficiency
 from pace.checkpoints.safetensors_file import TensorInfo
 from pace.llm.encoding.embedder import TextTokens
@@ -31,11 +32,6 @@ from pace.ops import native
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import QuantizationConfig
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-FORMATS = ("int8", "int4")
-"""Formats planned for by default."""
-LOADED = torch.bfloat16
-"""Dtype of what stays floats in a quantised encoder."""
 STEPS = 4
 """Full steps of a measured call."""
 LIMIT_SECONDS = 0.3
@@ -63,15 +59,15 @@ class EncoderCosts:
     @classmethod
     def of(cls, encoder: Encoder, dtype: torch.dtype) -> EncoderCosts:
         """The encoder need not be loaded."""
-        parts = [part for child in encoder.children() for part in walk(child)]
-        of_layers = [part for layer in encoder.layers for part in walk(layer)]
+        parts = [part for child in encoder.children() for part in child.walk()]
+        of_layers = [part for layer in encoder.layers for part in layer.walk()]
         matrices = [part for part in of_layers if isinstance(part, Linear)]
         chosen = _chosen(of_layers)
         tables = [part for part in parts if isinstance(part, Embedding)]
         weight_bytes = encoder.planned_nbytes(native, dtype)
         positions = [part.positions for part in of_layers if isinstance(part, Attention)]
         widest = max(
-            sum(chosen.get(part, part.n) for part in walk(layer) if isinstance(part, Linear))
+            sum(chosen.get(part, part.n) for part in layer.walk() if isinstance(part, Linear))
             for layer in encoder.layers
         )
         return cls(

@@ -55,11 +55,9 @@ def test_every_dtype_as_every_other(stored, dtype, backend, tiny, tmp_path):
 
 
 def matrices(model):
-    from tests.fuzz.run import all_layers
-
     return [
         model.ops.unpack(layer.weight)
-        for layer in all_layers(model)
+        for layer in model.walk()
         if hasattr(layer, "weight") and hasattr(layer, "parts")
     ]
 
