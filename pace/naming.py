@@ -1,10 +1,13 @@
-"""Values and suggestions of names in error messages."""
+"""Values, lists and suggestions of names in error messages."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 from typing import Any
+
+MAX_LISTED = 40
+"""Names in a list."""
 
 
 def shown(value: Any) -> str:
@@ -20,6 +23,23 @@ def meant(name: str, known: Iterable[str]) -> str:
         name.lower(), known, n=1
     )
     return f"; did you mean {near[0]!r}?" if near else "."
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first of the names, and the number of the others: a wrong config.json can cause thousands."""
+    names = list(names)
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more
+
+
+def one_line(error: BaseException) -> str:
+    """An exception of another library."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def dtype_name(dtype: object) -> str:
+    """The name of a torch.dtype, such as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def counted(number: int, noun: str) -> str:

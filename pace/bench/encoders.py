@@ -28,6 +28,7 @@ from pace.llm.loading.options import LoadOptions
 from pace.llm.models.encoders.encoder import Encoder
 from pace.llm.models.encoders.encoder_list import read_encoder_config
 from pace.memory import format_bytes, resident_bytes
+from pace.naming import dtype_name
 from pace.ops import native
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import QuantizationConfig
@@ -284,7 +285,7 @@ class EncoderResult:
         return {
             "pace": pace.__version__,
             "model": self.subject.name,
-            "dtype": str(encoder.dtype).removeprefix("torch."),
+            "dtype": dtype_name(encoder.dtype),
             "held_as": encoder.storage_name,
             "backend": self.subject.backend,
             "isa": self.runs[0].limits.isa,

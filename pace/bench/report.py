@@ -10,6 +10,7 @@ from pace.bench.plots import two_diagrams
 from pace.bench.result import Phase, Result
 from pace.bench.towers import TowerResult
 from pace.memory import format_bytes
+from pace.naming import dtype_name
 
 NO_PROFILE = "no profile: only the native backend runs a program whose instructions can be timed"
 
@@ -17,7 +18,7 @@ NO_PROFILE = "no profile: only the native backend runs a program whose instructi
 def table(result: Result) -> str:
     """Formats the speeds and their shares of the machine's limits."""
     subject, limits, predicted = result.subject, result.limits, result.predicted
-    dtype, kv_dtype = subject.model.storage_name, str(subject.model.kv_dtype).removeprefix("torch.")
+    dtype, kv_dtype = subject.model.storage_name, dtype_name(subject.model.kv_dtype)
     dtype += f" (cache {kv_dtype})" if kv_dtype != dtype else ""
     tokens, decode = f"{result.batch} x ({result.prompt} + {result.generated}) tokens", "decode"
     if result.depth:

@@ -9,6 +9,7 @@ import torch
 
 from pace.llm.layers import Embedding, MixtureOfExperts, TiedLMHead
 from pace.memory import format_bytes
+from pace.naming import dtype_name
 from pace.ops.protocol import WeightOps
 
 if TYPE_CHECKING:
@@ -58,5 +59,5 @@ def head_cost(model: BaseModelForCausalLM, ops: WeightOps, dtype: torch.dtype) -
             read -= experts * (part.router.num_experts - part.router.top_k) // part.router.num_experts
     names = [*matrix.plan.formats.values(), *matrix.plan.layouts.values(), dtype]
     return HeadCost(
-        str(names[0]).removeprefix("torch."), matrix.planned_nbytes(ops, dtype), read, isinstance(head, TiedLMHead)
+        dtype_name(names[0]), matrix.planned_nbytes(ops, dtype), read, isinstance(head, TiedLMHead)
     )

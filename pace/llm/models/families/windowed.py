@@ -1,4 +1,4 @@
-"""Config of families whose layers have a window, except that every n-th sees all positions."""
+"""Configs of families whose layers have a window: those where every n-th sees all positions, and those with a flag."""
 
 from __future__ import annotations
 
@@ -8,8 +8,30 @@ from typing import Any, ClassVar
 from pace.llm.layers import RopeConfig
 from pace.llm.models.families.llama import LlamaConfig
 from pace.llm.models.layer_types import FULL, SLIDING, check_layer_types, every, layer_types
-from pace.llm.models.model_config import MAX_POSITIONS, count
+from pace.llm.models.model_config import MAX_POSITIONS, count, flag
 from pace.llm.models.rope_config import fields_of_layers, read_rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchedWindowConfig(LlamaConfig):
+    """For families whose windows only count with a flag."""
+
+    use_sliding_window: bool = flag(False)
+    sliding_window: int | None = count(4096, MAX_POSITIONS, optional=True)
+    layer_types: tuple[str, ...] | None = layer_types()
+
+    def check(self) -> None:
+        super().check()
+        check_layer_types(self.layer_types, self.num_hidden_layers)
+        if SLIDING in (self.layer_types or ()) and self.effective_window is None:
+            raise ValueError(
+                "config.json: layer_types asks for sliding_attention, but use_sliding_window is false or "
+                "sliding_window is null"
+            )
+
+    @property
+    def effective_window(self) -> int | None:
+        return self.sliding_window if self.use_sliding_window else None
 
 
 @dataclass(frozen=True, kw_only=True)
