@@ -78,9 +78,7 @@ GRIDS = {
 """Codes of points of grids: `products` and `one_row` in `AVX2_CODES`, `one_row` in `VNNI_CODES`. Points take longer to
 look up than to read. These are estimates from only the times of kernels (benchmarks/RESULTS.md, "Points of
 grids"). They were not measured with `pace bench`."""
-AVX2_CODES |= {
-    code: replace(AVX2_CODES["int4"], products=many, one_row=one) for code, (many, one, _) in GRIDS.items()
-}
+AVX2_CODES |= {code: replace(AVX2_CODES["int4"], products=many, one_row=one) for code, (many, one, _) in GRIDS.items()}
 AVX2_VNNI_CODES = AVX2_CODES | {
     "int8": replace(AVX2_CODES["int8"], products=2.40),
     "int4": replace(AVX2_CODES["int4"], products=1.93),

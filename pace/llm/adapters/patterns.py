@@ -29,8 +29,8 @@ class Pattern:
     dot or all of it."""
 
     def __init__(self, key: str):
-        """Raises ValueError if `key` is not a regular expression. Raises NotImplementedError for references, look-around
-        and flags."""
+        """Raises ValueError if `key` is not a regular expression. Raises NotImplementedError for references, flags and
+        look-around."""
         self.key = key
         try:
             re.compile(key)

@@ -58,6 +58,4 @@ def head_cost(model: BaseModelForCausalLM, ops: WeightOps, dtype: torch.dtype) -
             experts = part.gate_up.planned_nbytes(ops, dtype) + part.down.planned_nbytes(ops, dtype)
             read -= experts * (part.router.num_experts - part.router.top_k) // part.router.num_experts
     names = [*matrix.plan.formats.values(), *matrix.plan.layouts.values(), dtype]
-    return HeadCost(
-        dtype_name(names[0]), matrix.planned_nbytes(ops, dtype), read, isinstance(head, TiedLMHead)
-    )
+    return HeadCost(dtype_name(names[0]), matrix.planned_nbytes(ops, dtype), read, isinstance(head, TiedLMHead))

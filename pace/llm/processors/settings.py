@@ -80,4 +80,6 @@ def read_settings(
 def check_same(field: str, given: Any, own: Any) -> None:
     """Raises ValueError if a field of config.json contradicts the processor's settings, which have `own`."""
     if given != own:
-        raise ValueError(f"config.json: {field} = {shown(given)} contradicts the processor's settings, which have {own}")
+        raise ValueError(
+            f"config.json: {field} = {shown(given)} contradicts the processor's settings, which have {own}"
+        )

@@ -56,9 +56,7 @@ def test_every_dtype_as_every_other(stored, dtype, backend, tiny, tmp_path):
 
 def matrices(model):
     return [
-        model.ops.unpack(layer.weight)
-        for layer in model.walk()
-        if hasattr(layer, "weight") and hasattr(layer, "parts")
+        model.ops.unpack(layer.weight) for layer in model.walk() if hasattr(layer, "weight") and hasattr(layer, "parts")
     ]
 
 

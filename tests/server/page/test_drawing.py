@@ -1,4 +1,4 @@
-"""How the chat page draws answers in a real browser: text as elements, the same for any pieces, and nothing that runs."""
+"""How the chat page draws answers in a browser: text as elements, the same for any pieces, and nothing that runs."""
 
 from __future__ import annotations
 

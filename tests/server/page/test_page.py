@@ -12,6 +12,7 @@ from tests.server.page.scripted_server import Answer
 
 pytestmark = pytest.mark.thorough  # test_real.py covers one question and its answer in every run
 
+
 def test_an_answer_appears_while_it_comes(chat: Chat):
     chat.begin("Hi", Answer(["First", " second", " third"], pause=0.15))
     chat.browser.wait("document.querySelector('.answer .body')?.innerText == 'First'")

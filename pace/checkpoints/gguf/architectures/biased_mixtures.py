@@ -18,7 +18,6 @@ from pace.checkpoints.gguf.architectures.mixtures import LIKE_DEEPSEEK, NORMALIS
 from pace.checkpoints.gguf.architectures.names import AFTER_ATTENTION, BIASED, HUNYUAN_NORMS, NEXTN
 
 
-
 def bailingmoe2(fields: Fields, keys: Keys) -> Fields:
     return only_sigmoids(fields, keys) | {
         "use_bias": keys.has_tensor("self_attn.o_proj.bias"),

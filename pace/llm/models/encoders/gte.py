@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-
 from pace.llm.layers import RopeConfig
 from pace.llm.models.encoders.rotary_encoder import RotaryEncoder, RotaryEncoderConfig
 from pace.llm.models.model_config import MAX_POSITIONS, count, read_number

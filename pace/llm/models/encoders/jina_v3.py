@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-
 from pace.llm.adapters.tasks import read_tasks
 from pace.llm.adapters.weights import AdapterWeights
 from pace.llm.layers import PlainMLP

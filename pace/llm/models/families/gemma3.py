@@ -7,7 +7,6 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-
 from pace.llm.layers import HeadNorm, RopeConfig
 from pace.llm.models.families.gemma2 import Gemma2Config, Gemma2ForCausalLM
 from pace.llm.models.layer_types import FULL, SLIDING

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import MixtureOfExperts, HeadNorm, NoHeadNorm
+from pace.llm.layers import HeadNorm, MixtureOfExperts, NoHeadNorm
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mixture_config import BiasedChoiceConfig, biased_mixture
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids

@@ -18,7 +18,7 @@ from pace.llm.layers import (
 from pace.llm.layers.experts import fused, one_by_one, stacked
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mixture_config import MixtureConfig
-from pace.llm.models.families.qwen2 import check_layer_types, layer_types
+from pace.llm.models.layer_types import check_layer_types, layer_types
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
 from pace.llm.models.rope_config import read_rope
 from pace.ops.experts import MAX_EXPERTS, ClampedSwiglu, Router

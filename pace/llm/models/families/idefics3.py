@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2ForCausalLM

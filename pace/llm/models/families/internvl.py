@@ -7,7 +7,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-
 from pace.llm.models.families.gpt_oss import GptOssForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM

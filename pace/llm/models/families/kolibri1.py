@@ -38,6 +38,7 @@ class Kolibri1Config(MixtureConfig, PatternConfig):
     @property
     def shared_width(self) -> int:
         return self.shared_expert_intermediate_size
+
     only_here: ClassVar[dict[str, tuple]] = {"attention_bias": (None, False), "mlp_bias": (None, False)}
 
 

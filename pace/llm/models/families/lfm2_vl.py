@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-
 from pace.llm.models.families.lfm2 import Lfm2Config, Lfm2ForCausalLM
 from pace.llm.models.families.lfm2_moe import Lfm2MoeForCausalLM
 from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id

@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-
 from pace.llm.models.families.llava import TakesImagesConfig, read_llava_vision
 from pace.llm.models.families.llava_next import NEWLINE_NAMES
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM

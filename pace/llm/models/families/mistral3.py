@@ -7,7 +7,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.ministral3 import Ministral3Config, Ministral3ForCausalLM, without_scale
 from pace.llm.models.families.mistral import MistralConfig

@@ -23,7 +23,12 @@ class Phi3Config(LlamaConfig):
     pad_token_id: int | tuple[int, ...] | None = token_ids(32000)
 
     only_here: ClassVar[dict[str, tuple]] = {"attention_bias": (False,), "mlp_bias": (False,)}
-    rope_options: ClassVar[dict[str, Any]] = {"kinds": ("default", "longrope"), "kind_names": {"su": "longrope", "yarn": "longrope"}, "original_max_positions": 4096, "partial": True}
+    rope_options: ClassVar[dict[str, Any]] = {
+        "kinds": ("default", "longrope"),
+        "kind_names": {"su": "longrope", "yarn": "longrope"},
+        "original_max_positions": 4096,
+        "partial": True,
+    }
 
     def window(self, layer: int) -> int | None:
         return self.sliding_window

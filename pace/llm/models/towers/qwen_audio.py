@@ -23,9 +23,9 @@ from pace.llm.layers.rotary import Angles
 from pace.llm.layers.weight_target import Piece
 from pace.llm.models.model_config import MAX_LAYERS, activation, checked_head_dim, count, declared
 from pace.llm.models.towers.tower import RunSlice, Slice, Tower, rows_batch, with_rows
+from pace.llm.models.towers.vision_config import TowerConfig
 from pace.llm.models.whole_spans import scratch
 from pace.llm.processors.qwen_audio import CHUNK, CHUNK_TOKENS, num_tokens
-from pace.llm.models.towers.vision_config import TowerConfig
 from pace.media.media import Media, digest_of
 from pace.naming import shown
 from pace.ops.protocol import ForwardOps

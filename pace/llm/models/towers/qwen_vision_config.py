@@ -11,6 +11,7 @@ from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, activation, c
 from pace.llm.models.towers.vision_config import MAX_SIZE, TowerConfig, axial_theta
 from pace.naming import shown
 
+
 def layer_numbers(default: tuple[int, ...]) -> Any:
     """A list of different layers."""
 
