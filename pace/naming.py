@@ -1,10 +1,13 @@
-"""Values and suggestions of names in error messages."""
+"""Values, lists and suggestions of names in error messages."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 from typing import Any
+
+MAX_LISTED = 40
+"""Names in a list."""
 
 
 def shown(value: Any) -> str:
@@ -22,6 +25,23 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else "."
 
 
+def listed(names: Iterable[str]) -> str:
+    """The first of the names, and the number of the others: a wrong config.json can cause thousands."""
+    names = list(names)
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more
+
+
+def one_line(error: BaseException) -> str:
+    """An exception of another library."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def dtype_name(dtype: object) -> str:
+    """The name of a torch.dtype, such as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def counted(number: int, noun: str) -> str:
     """A number and its noun, such as "1 token" or "2 tokens"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
@@ -33,5 +53,5 @@ def check_text(text: str, name: str = "the prompt") -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{name} is no valid text: it holds half a character, a lone surrogate, at {error.start}"
+            f"{name} is not valid text: it holds half a character, a lone surrogate, at {error.start}"
         ) from None

@@ -3,9 +3,9 @@ it in words."""
 
 import json
 
-from facts import CITIES, DAYS
+from facts import CITIES, DAYS, ITEMS
 from stories import name, pseudo_word
-from tasks import ITEMS, exchange
+from tasks import exchange
 
 SKY = ["sunny", "cloudy", "rainy", "windy", "snowy", "foggy"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import torch
 from pace.batch import BLOCK_SIZE, KVSpec
 from pace.llm.cache.groups import by_lifetime, most_kept
 from pace.llm.cache.manager import STEP_TOKENS
-from pace.llm.layers import Attention, DeltaNet, Embedding, LatentAttention, Layer, Linear, MixtureOfExperts
+from pace.llm.layers import Attention, DeltaNet, Embedding, LatentAttention, Linear, MixtureOfExperts
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.ops import native
 from pace.states import SlotSpec, State
@@ -118,7 +117,7 @@ class Costs:
     @classmethod
     def of(cls, model: BaseModelForCausalLM, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> Costs:
         """Computes the costs of `model`, which need not be loaded. `kv_dtype`: of keys and values; None for `dtype`."""
-        parts = [part for child in model.children() if child not in model.towers for part in walk(child)]
+        parts = [part for child in model.children() if child not in model.towers for part in child.walk()]
         mixtures = [part for part in parts if isinstance(part, MixtureOfExperts)]
         experts = tuple(_expert_costs(mixture, dtype) for mixture in mixtures)
         of_experts = {id(expert) for mixture in mixtures for expert in _experts(mixture)}
@@ -127,7 +126,7 @@ class Costs:
         head = model.lm_head
         tied = getattr(head, "embedding", None)
         weight_bytes = model.planned_nbytes(native, dtype)
-        tail = [part for layer in model.layers[len(model.layers) - model.num_tail_layers :] for part in walk(layer)]
+        tail = [part for layer in model.layers[len(model.layers) - model.num_tail_layers :] for part in layer.walk()]
         head_matrix = tied or head
         layer_flops = sum(
             2 * sum(part.parts.values()) * part.k
@@ -297,9 +296,3 @@ def _expert_costs(mixture: MixtureOfExperts, dtype: torch.dtype) -> ExpertCosts:
         sum(2 * product.n * product.k for product in products),
         sum(product.matrix_nbytes(native, dtype) for product in products if product.is_quantised) // count,
     )
-
-
-def walk(layer: Layer) -> Iterator[Layer]:
-    yield layer
-    for child in layer.children():
-        yield from walk(child)

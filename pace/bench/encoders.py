@@ -14,8 +14,9 @@ import torch
 
 import pace
 from pace.bench import limits
-from pace.bench.costs import usual_code, walk
+from pace.bench.costs import usual_code
 from pace.bench.limits import Limits
+from pace.bench.plan import DTYPES, FORMATS, LOADED
 from pace.bench.prediction import efficiency
 from pace.checkpoints.safetensors_file import TensorInfo
 from pace.llm.encoding.embedder import TextTokens
@@ -27,15 +28,11 @@ from pace.llm.loading.options import LoadOptions
 from pace.llm.models.encoders.encoder import Encoder
 from pace.llm.models.encoders.encoder_list import read_encoder_config
 from pace.memory import format_bytes, resident_bytes
+from pace.naming import dtype_name
 from pace.ops import native
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import QuantizationConfig
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-FORMATS = ("int8", "int4")
-"""Formats planned for by default."""
-LOADED = torch.bfloat16
-"""Dtype of what stays floats in a quantised encoder."""
 STEPS = 4
 """Full steps of a measured call."""
 LIMIT_SECONDS = 0.3
@@ -63,15 +60,15 @@ class EncoderCosts:
     @classmethod
     def of(cls, encoder: Encoder, dtype: torch.dtype) -> EncoderCosts:
         """The encoder need not be loaded."""
-        parts = [part for child in encoder.children() for part in walk(child)]
-        of_layers = [part for layer in encoder.layers for part in walk(layer)]
+        parts = [part for child in encoder.children() for part in child.walk()]
+        of_layers = [part for layer in encoder.layers for part in layer.walk()]
         matrices = [part for part in of_layers if isinstance(part, Linear)]
         chosen = _chosen(of_layers)
         tables = [part for part in parts if isinstance(part, Embedding)]
         weight_bytes = encoder.planned_nbytes(native, dtype)
         positions = [part.positions for part in of_layers if isinstance(part, Attention)]
         widest = max(
-            sum(chosen.get(part, part.n) for part in walk(layer) if isinstance(part, Linear))
+            sum(chosen.get(part, part.n) for part in layer.walk() if isinstance(part, Linear))
             for layer in encoder.layers
         )
         return cls(
@@ -288,7 +285,7 @@ class EncoderResult:
         return {
             "pace": pace.__version__,
             "model": self.subject.name,
-            "dtype": str(encoder.dtype).removeprefix("torch."),
+            "dtype": dtype_name(encoder.dtype),
             "held_as": encoder.storage_name,
             "backend": self.subject.backend,
             "isa": self.runs[0].limits.isa,

@@ -66,17 +66,19 @@ AVX2_CODES = {
 """Measured on int4 models with an int8 embedding and LM head. These and the following shares are measured
 (benchmarks/RESULTS.md). Formats of the same code share one prediction, regardless of their groups, codebooks and
 minima."""
-AVX2_CODES |= {
-    "iq1_s": replace(AVX2_CODES["int4"], products=1.00, one_row=0.26),
-    "iq1_m": replace(AVX2_CODES["int4"], products=1.00, one_row=0.24),
-    "iq2_xxs": replace(AVX2_CODES["int4"], products=1.20, one_row=0.29),
-    "iq2_xs": replace(AVX2_CODES["int4"], products=1.20, one_row=0.27),
-    "iq2_s": replace(AVX2_CODES["int4"], products=1.20, one_row=0.27),
-    "iq3_xxs": replace(AVX2_CODES["int4"], products=1.20, one_row=0.20),
-    "iq3_s": replace(AVX2_CODES["int4"], products=1.20, one_row=0.19),
+GRIDS = {
+    "iq1_s": (1.00, 0.26, 0.17),
+    "iq1_m": (1.00, 0.24, 0.16),
+    "iq2_xxs": (1.20, 0.29, 0.46),
+    "iq2_xs": (1.20, 0.27, 0.33),
+    "iq2_s": (1.20, 0.27, 0.26),
+    "iq3_xxs": (1.20, 0.20, 0.34),
+    "iq3_s": (1.20, 0.19, 0.23),
 }
-"""Points of grids take longer to look up than to read. Their shares, here and in `VNNI_CODES`, are estimates from the
-times of the kernels alone (benchmarks/RESULTS.md, "Points of grids"). They were not measured with `pace bench`."""
+"""Codes of points of grids: `products` and `one_row` in `AVX2_CODES`, `one_row` in `VNNI_CODES`. Points take longer to
+look up than to read. These are estimates from only the times of kernels (benchmarks/RESULTS.md, "Points of
+grids"). They were not measured with `pace bench`."""
+AVX2_CODES |= {code: replace(AVX2_CODES["int4"], products=many, one_row=one) for code, (many, one, _) in GRIDS.items()}
 AVX2_VNNI_CODES = AVX2_CODES | {
     "int8": replace(AVX2_CODES["int8"], products=2.40),
     "int4": replace(AVX2_CODES["int4"], products=1.93),
@@ -87,15 +89,7 @@ VNNI_CODES = {
     "int4": replace(AVX2, weights=0.93, products=2.60),
     "float8": replace(AVX2, weights=0.65, products=0.81),
 }
-VNNI_CODES |= {
-    "iq1_s": replace(VNNI_CODES["int4"], products=2.00, one_row=0.17),
-    "iq1_m": replace(VNNI_CODES["int4"], products=2.00, one_row=0.16),
-    "iq2_xxs": replace(VNNI_CODES["int4"], products=2.00, one_row=0.46),
-    "iq2_xs": replace(VNNI_CODES["int4"], products=2.00, one_row=0.33),
-    "iq2_s": replace(VNNI_CODES["int4"], products=2.00, one_row=0.26),
-    "iq3_xxs": replace(VNNI_CODES["int4"], products=2.00, one_row=0.34),
-    "iq3_s": replace(VNNI_CODES["int4"], products=2.00, one_row=0.23),
-}
+VNNI_CODES |= {code: replace(VNNI_CODES["int4"], products=2.00, one_row=one) for code, (_, _, one) in GRIDS.items()}
 """Shares of all instruction sets with VNNI and AVX-512. Integer products exceed the fp32 peak. `amx` multiplies many
 rows on tiles and has not been measured, so its prefill is probably underestimated."""
 

@@ -6,10 +6,11 @@ from datetime import date
 from pathlib import Path
 
 from pace import _C
-from pace.bench.plots import check_plot
+from pace.bench.plots import two_diagrams
 from pace.bench.result import Phase, Result
 from pace.bench.towers import TowerResult
 from pace.memory import format_bytes
+from pace.naming import dtype_name
 
 NO_PROFILE = "no profile: only the native backend runs a program whose instructions can be timed"
 
@@ -17,7 +18,7 @@ NO_PROFILE = "no profile: only the native backend runs a program whose instructi
 def table(result: Result) -> str:
     """Formats the speeds and their shares of the machine's limits."""
     subject, limits, predicted = result.subject, result.limits, result.predicted
-    dtype, kv_dtype = subject.model.storage_name, str(subject.model.kv_dtype).removeprefix("torch.")
+    dtype, kv_dtype = subject.model.storage_name, dtype_name(subject.model.kv_dtype)
     dtype += f" (cache {kv_dtype})" if kv_dtype != dtype else ""
     tokens, decode = f"{result.batch} x ({result.prompt} + {result.generated}) tokens", "decode"
     if result.depth:
@@ -96,21 +97,12 @@ def _profile(title: str, phase: Phase) -> str:
 def plot(result: Result, path: Path) -> None:
     """Plots the roofline of this machine with the model on it, and bars of the time by kind of instruction. Raises what
     `check_plot` raises."""
-    check_plot(path)
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (roof, bars) = pyplot.subplots(1, 2, figsize=(12, 4.8), width_ratios=(3, 2))
-    _roofline(roof, result)
-    _bars(bars, result)
-    storage_name, limits = result.subject.model.storage_name, result.limits
+    limits = result.limits
     machine = f"{_C.cpu_info()['model_name']}, {limits.isa}, {limits.threads} threads, {date.today()}"
-    figure.suptitle(f"{result.subject.name}, {storage_name}\n{machine}", fontsize="medium")
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    title = f"{result.subject.name}, {result.subject.model.storage_name}\n{machine}"
+    with two_diagrams(path, title, width_ratios=(3, 2)) as (roof, bars):
+        _roofline(roof, result)
+        _bars(bars, result)
 
 
 def _roofline(axes, result: Result) -> None:

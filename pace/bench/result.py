@@ -14,6 +14,7 @@ from pace.bench.prediction import Prediction, efficiencies, predict
 from pace.bench.towers import TowerResult
 from pace.llm.engine.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.naming import dtype_name
 
 
 @dataclass(frozen=True)
@@ -163,10 +164,10 @@ class Result:
         return {
             "pace": pace.__version__,
             "model": subject.name,
-            "dtype": str(subject.model.dtype).removeprefix("torch."),
+            "dtype": dtype_name(subject.model.dtype),
             "held_as": subject.model.storage_name,
             "quantization": subject.model.quantization and subject.model.quantization.to_dict(),
-            "kv_cache_dtype": str(subject.model.kv_dtype).removeprefix("torch."),
+            "kv_cache_dtype": dtype_name(subject.model.kv_dtype),
             "backend": subject.backend,
             "isa": self.limits.isa,
             "threads": self.limits.threads,

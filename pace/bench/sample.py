@@ -47,7 +47,7 @@ MAX_RUNS, MAX_SECONDS = 5, 2.0
 
 
 class CannotSample(Exception):
-    """Some layers cannot be run alone, or not for this load: too few positions, or too much cache."""
+    """A few layers cannot be run by themselves, or not with this load: too few positions, or too much cache."""
 
 
 class Prompts(NamedTuple):

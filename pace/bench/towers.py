@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch
-from pace.bench.costs import attention_costs, usual_code, walk
+from pace.bench.costs import attention_costs, usual_code
 from pace.bench.limits import Limits, between
 from pace.bench.prediction import efficiency
 from pace.llm.layers import Attention, Layer, Linear, Vectors
@@ -149,7 +149,7 @@ class Encoding:
         rows, matrices = batch.given.rows, list(piece.matrices())
         result = torch.zeros(len(rows), piece.width or (matrices[-1].n if matrices else rows.shape[1]))
         attention = 0
-        for part in walk(piece):
+        for part in piece.walk():
             if isinstance(part, Attention):
                 spans = batch.of_layer(batch.kv[getattr(piece, "group", 0)]).spans
                 pairs = int((spans.kv_len.long() ** 2).sum())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pace.calibrate import migration
 from pace.calibrate.method import Method, check_formats
-from pace.calibrate.parts import Parts, walk
+from pace.calibrate.parts import Parts
 from pace.calibrate.recording import BATCH_TOKENS, CalibrationText, InputStatistics
 from pace.calibrate.rounding import fit_scales, gptq, importance, round_to_nearest
 from pace.calibrate.writing import Output
@@ -288,7 +288,7 @@ def hessians_bytes(products: Sequence[Linear]) -> int:
 
 
 def _unload(layer: Layer) -> None:
-    for leaf in walk(layer):
+    for leaf in layer.walk():
         if isinstance(leaf, Vectors):
             leaf.values = None
         elif isinstance(leaf, Linear):

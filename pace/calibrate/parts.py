@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm.adapters.merge import MergedReader
-from pace.llm.layers import ExpertLinear, LatentAttention, Layer, Linear, MixtureOfExperts
+from pace.llm.layers import ExpertLinear, LatentAttention, Linear, MixtureOfExperts
 from pace.llm.layers.base import Vectors
 from pace.llm.layers.weight_target import WeightTarget
 from pace.llm.loading.plan import plan_layout
@@ -41,7 +41,7 @@ class Parts:
         """Id -> matrix that makes keys or values from latents."""
         self.shared: set[str] = set()
         """Names of tensors that several experts share."""
-        for layer in walk(model):
+        for layer in model.walk():
             if isinstance(layer, MixtureOfExperts):
                 for stack in (layer.gate_up, layer.down):
                     self._add_experts(layer, stack)
@@ -52,7 +52,7 @@ class Parts:
         """Names of tensors that are written unchanged."""
         self.whole = {
             name
-            for leaf in walk(model)
+            for leaf in model.walk()
             if isinstance(leaf, (Linear, Vectors))
             for name, rows in rows_of_tensors(leaf).items()
             if num_rows(rows) == targets[name][0].num_rows
@@ -150,10 +150,3 @@ def rows_of_tensors(leaf: Linear | Vectors) -> dict[str, slice | Tensor]:
 
 def num_rows(rows: slice | Tensor) -> int:
     return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-
-
-def walk(layer: Layer) -> Iterator[Layer]:
-    """Yields the layer and all its descendants."""
-    yield layer
-    for child in layer.children():
-        yield from walk(child)

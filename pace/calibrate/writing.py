@@ -12,7 +12,7 @@ from torch import Tensor
 import pace
 from pace.calibrate import encoding
 from pace.calibrate.method import Method
-from pace.calibrate.parts import Parts, num_rows, walk
+from pace.calibrate.parts import Parts, num_rows
 from pace.checkpoints.reader import CheckpointReader
 from pace.checkpoints.safetensors_file import TensorInfo
 from pace.checkpoints.safetensors_writer import SafetensorsWriter
@@ -56,7 +56,7 @@ class Output:
     def _planned(self, model: BaseModelForCausalLM) -> Iterator[tuple[str, TensorInfo]]:
         """Names, dtypes and shapes of the result's tensors. Vectors and routers that a migration may scale are float32,
         as they are computed, because rounding would harm them."""
-        inside = {id(leaf) for layer in model.layers for leaf in walk(layer)}
+        inside = {id(leaf) for layer in model.layers for leaf in layer.walk()}
         scaled = inside if self.method.migration else set()
         for product in model.matrices():
             if id(product) in self.parts.heads:
@@ -72,7 +72,7 @@ class Output:
                 else:
                     kept = torch.float32 if product.keeps_floats and id(product) in scaled else dtype
                     yield f"{part}.weight", TensorInfo(kept, shape)
-        for leaf in walk(model):
+        for leaf in model.walk():
             if isinstance(leaf, Vectors):
                 for name, elements in self.parts.elements(leaf).items():
                     own = TensorInfo(torch.float32, (num_rows(elements),))
@@ -126,7 +126,7 @@ class Output:
 
     def floats(self, layer: Layer) -> None:
         """Writes the parts of a loaded layer that stay floats: vectors and unquantised matrices."""
-        for leaf in walk(layer):
+        for leaf in layer.walk():
             if isinstance(leaf, Vectors) and leaf.lengths:
                 stored = torch.cat([values for _, values in leaf.stored()])
                 for name, elements in self.parts.elements(leaf).items():

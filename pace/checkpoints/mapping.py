@@ -20,8 +20,8 @@ from pace.checkpoints.files import PAGE_BYTES, Version, open_regular, opened, re
 STORED_PIECE_BYTES = 4 << 20
 """Bytes of a tensor that are read at once, if they are not packed."""
 NEARBY_BYTES = 1 << 20
-"""Linux maps pages around the one that is read, also pages that were dropped before. They are dropped with
-each piece: else 90 MB of a file of 1.1 GB stayed in memory, now 4 MB (Linux 6.18)."""
+"""Linux maps pages around the one that is read, also pages that were dropped before. They are dropped with each piece.
+Otherwise 90 MB of a file of 1.1 GB stay in memory instead of 4 MB (Linux 6.18)."""
 
 
 class Mapping:

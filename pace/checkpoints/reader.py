@@ -22,6 +22,7 @@ from pace.checkpoints.files import Version, file_inside, read_json_object
 from pace.checkpoints.mapping import MappedFile
 from pace.checkpoints.safetensors_file import SafetensorsFile, TensorInfo
 from pace.checkpoints.torch_file import TorchFile
+from pace.naming import dtype_name
 
 SAFETENSORS_NAME = "model.safetensors"
 TORCH_NAME = "pytorch_model.bin"
@@ -135,8 +136,8 @@ class CheckpointReader(OpenFiles):
         info = self.tensors[name]
         if info.dtype not in WEIGHT_DTYPES:
             raise NotImplementedError(
-                f"tensor {name!r} in {self._files[name].path} is stored as {_dtype_name(info.dtype)}; weights must be "
-                f"{', '.join(map(_dtype_name, WEIGHT_DTYPES))}, or quantised as quantization_config in config.json says"
+                f"tensor {name!r} in {self._files[name].path} is stored as {dtype_name(info.dtype)}; weights must be "
+                f"{', '.join(map(dtype_name, WEIGHT_DTYPES))}, or quantised as quantization_config in config.json says"
             )
         return self._files[name].read(name, start, stop)
 
@@ -145,7 +146,7 @@ class CheckpointReader(OpenFiles):
         dtype = self.tensors[name].dtype
         if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
             raise NotImplementedError(
-                f"tensor {name!r} in {self._files[name].path} is stored as {_dtype_name(dtype)}; it must have integers"
+                f"tensor {name!r} in {self._files[name].path} is stored as {dtype_name(dtype)}; it must have integers"
             )
         return self._files[name].read(name).to(torch.int64)
 
@@ -228,7 +229,3 @@ def _find_weights(directory: Path) -> tuple[Callable, list[Path], dict[str, Path
         f"{directory} has no weights{found}. It needs {SAFETENSORS_NAME}, {SAFETENSORS_NAME}{INDEX_SUFFIX} with its "
         f"shards, {TORCH_NAME}, or {TORCH_NAME}{INDEX_SUFFIX} with its shards"
     )
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

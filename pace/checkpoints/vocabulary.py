@@ -38,6 +38,16 @@ def read_vocabulary(path: Path) -> bytes:
     return read_whole(path, MAX_VOCABULARY_BYTES)
 
 
+def listed_tokens(path: Path, settings: dict[str, Any]) -> dict[int, str]:
+    """Returns the tokens of a tokenizer_config.json's `added_tokens_decoder`. Raises ValueError that names the file."""
+    found = {}
+    for index, token in (settings.get("added_tokens_decoder") or {}).items():
+        if not (isinstance(token, dict) and isinstance(token.get("content"), str) and index.isdecimal()):
+            raise ValueError(f"{path}: added_tokens_decoder must map ids to tokens with a content; got {index!r}")
+        found[int(index)] = token["content"]
+    return found
+
+
 def sentencepiece_parts(
     tokens: list[str],
     merges: list[tuple[str, ...]],

@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.serve:
         return bench_serving.run(arguments)
 
-    from pace.bench import measure, report
+    from pace.bench import measure, plots, report
     from pace.bench.shapes import SHAPES
 
     if arguments.list:
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json and arguments.profile:
         arguments.parser.error("--json only has the numbers of the table: leave out --profile")
     if arguments.plot:
-        report.check_plot(arguments.plot)
+        plots.check_plot(arguments.plot)
     if arguments.model not in SHAPES and (found := _encoder(arguments.model)) is not None:
         return _bench_encoder(arguments, found)
     subject = measure.load(

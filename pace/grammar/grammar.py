@@ -104,7 +104,7 @@ class Grammar:
         except ModuleNotFoundError:
             raise
         except (Exception, RecursionError) as error:
-            raise ValueError(f"this is no GBNF grammar: {str(error)[:500]}") from None
+            raise ValueError(f"this is not a GBNF grammar: {str(error)[:500]}") from None
 
     @classmethod
     def choices(cls, choices: Any, *, limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar:

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from pace.grammar.limits import DEFAULT_LIMITS, GrammarLimits
 from pace.grammar.patterns import replace_escapes
+from pace.grammar.validation import parse_json
 
 ECMA_SPACES = {r"\s": r"[\s\uFEFF]", r"\S": r"[^\s\uFEFF]"}
 ECMA_SPACES_IN_CLASS = {r"\s": r"\s\uFEFF"}
@@ -52,7 +53,7 @@ def read_schema(schema: Any) -> dict[str, Any]:
     """Reads a schema given as a dict, True, its JSON text, or a pydantic model. Raises TypeError or ValueError."""
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema, parse_constant=_no_constant)
+            schema = parse_json(schema)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"the JSON schema is not valid JSON: {error}") from None
     elif callable(getattr(schema, "model_json_schema", None)):
@@ -70,12 +71,12 @@ def prepare_schema(schema: dict[str, Any], limits: GrammarLimits) -> dict[str, A
     """Returns a copy for llguidance. Raises ValueError for a schema that is too large or too deep, that is not valid
     JSON, or that has no keyword of JSON Schema."""
     if schema and not (ASSERTIONS | _ANNOTATIONS) & schema.keys():
-        raise ValueError(f"{next(iter(schema))!r:.100} is no keyword of JSON Schema, and the schema has no other")
+        raise ValueError(f"{next(iter(schema))!r:.100} is not a keyword of JSON Schema, and the schema has no other")
     check_size(schema, limits)
     check_optional(schema, limits)
     for path, part in subschemas(schema):
         if "$ref" in part and ("$id" in part or "id" in part):
-            raise ValueError(f"{path}/$ref: not supported beside an id, whose meaning depends on the draft")
+            raise ValueError(f"{path}/$ref: not supported next to an id, whose meaning depends on the draft")
     return simplified(schema)
 
 
@@ -208,7 +209,3 @@ def _says_nothing(keyword: str, schema: dict[str, Any]) -> bool:
 def pointer_part(name: str) -> str:
     """Escapes a name for a JSON pointer. Source: RFC 6901."""
     return str(name).replace("~", "~0").replace("/", "~1")
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")

@@ -13,6 +13,15 @@ from pace.grammar.backend import import_llguidance
 _TYPES = {"string": str, "boolean": bool, "array": list, "object": dict, "null": type(None)}
 
 
+def parse_json(text: str) -> Any:
+    """`json.loads` without NaN and infinities, which JSON does not have. Raises ValueError or RecursionError."""
+    return json.loads(text, parse_constant=_no_constant)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 def is_valid(value: Any, schema: Any) -> bool:
     """True if `value`, as returned by `json.loads`, matches the schema: a dict, or True or False.
 

@@ -80,7 +80,8 @@ def fuse_routes(instructions: list[Instruction]) -> list[Instruction]:
 
 
 def fuse_sums(instructions: list[Instruction]) -> list[Instruction]:
-    """Merges a norm, the sum that follows and alone reads it, and a factor of that sum, which saves barriers."""
+    """Merges a norm with the sum that follows it, if nothing else reads the norm, and with a factor of that sum. This
+    saves barriers."""
     num_reads = Counter(operand.value for instruction in instructions for operand in instruction.reads())
     kept: list[Instruction] = []
     for instruction in instructions:

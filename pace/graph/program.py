@@ -1,4 +1,4 @@
-"""`Program`: a model's forward pass, recorded once and executed by C++ with one call per step (csrc/program.cpp)."""
+"""`Program`: a model's forward pass, recorded once and executed with one call per step (csrc/program_run.cpp)."""
 
 from __future__ import annotations
 

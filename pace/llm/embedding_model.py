@@ -336,7 +336,7 @@ class EmbeddingModel:
             )
 
     def close(self) -> None:
-        """Frees the weights. What waits fails with a ValueError. Closing twice is harmless."""
+        """Frees the weights. Pending calls fail with a ValueError. Closing twice is harmless."""
         self.embedder.close()
 
     def __enter__(self) -> EmbeddingModel:

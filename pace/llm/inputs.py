@@ -207,7 +207,7 @@ def _from_mapping(inputs: Mapping) -> Prompts:
     unknown = [str(key) for key in inputs if key not in _IGNORED_KEYS | {"input_ids", "attention_mask"}]
     if unknown:
         raise ValueError(
-            f"inputs hold {', '.join(unknown)}, which pace does not take; give input_ids and attention_mask alone"
+            f"inputs hold {', '.join(unknown)}, which pace does not take; give only input_ids and attention_mask"
         )
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     if _is_array(ids):

@@ -205,7 +205,7 @@ class GenerateOutput:
     def __getitem__(self, row: Any) -> Any:
         """Raises TypeError that names the lists with a row."""
         raise TypeError(
-            f"GenerateOutput is no list: texts[{row!r}] has the text of a row, and generated_token_ids[{row!r}] its "
+            f"GenerateOutput is not a list: texts[{row!r}] has the text of a row, and generated_token_ids[{row!r}] its "
             "tokens"
         )
 

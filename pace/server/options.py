@@ -133,7 +133,7 @@ class ServeOptions:
         return self.models or (ModelEntry(self.model_names, str(self.model), idle_unload=self.idle_unload),)
 
     def of(self, entry: ModelEntry) -> ServeOptions:
-        """Returns the options of one model alone. Each of several has its own folder of prefixes."""
+        """Returns the options of one model. Each of several has its own folder of prefixes."""
         own = {name: getattr(entry.arguments, name, getattr(self, name)) for name in OF_A_MODEL}
         own["lora"] = tuple(getattr(entry.arguments, "lora", self.lora))
         if len(self.entries) > 1:

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,18 @@ from pace.llm.clients.decisions import LabelLogits
 from pace.llm.configs import SamplingConfig
 from pace.llm.decisions.decide import answers_of, places_of
 from pace.llm.engine.driver import StepDriver
-from pace.llm.engine.turns import NO_TURNS
 from pace.llm.generator import Generator
 from pace.llm.loading import load
 from pace.llm.loading.options import LoadOptions
 from pace.llm.processors.prompts import NOUNS, Prompt, PromptEncoder
 from pace.llm.sequence import AdapterKey, Sequence
-from pace.server.adapters.served import ServedAdapters
-from pace.server.admission import Admission
 from pace.server.answers import Answer
 from pace.server.decisions.request import DecisionRequest
-from pace.server.errors import LOADING, ApiError, invalid, not_served
+from pace.server.errors import ApiError, invalid, not_served
 from pace.server.fingerprint import fingerprint
 from pace.server.jobs import GenerationJob, PreparedJob
 from pace.server.metrics import Metrics
+from pace.server.models.base import ModelService
 from pace.server.models.shared import WORKERS, Shared
 from pace.server.network.remote import RemoteImage, remote_images
 from pace.server.options import ServeOptions
@@ -46,18 +44,8 @@ from pace.server.workers import GrammarWorkers
 
 logger = logging.getLogger("pace")
 
-STALL_SECONDS = 60.0
-"""A step that takes longer counts as stuck: the machine sleeps, or something hangs."""
-WHY_NOT = {
-    "loading": LOADING,
-    "reloading": LOADING,
-    "draining": "the server is shutting down",
-    "unloaded": "the model is not loaded; the next request for it loads it",
-}
-"""Status of a model -> why it cannot answer."""
 
-
-class Service:
+class Service(ModelService):
     """Loads a model, and answers jobs with it until it is unloaded or drained. A `HostedModel` of a pool.
 
     `load`, `unload` and `close` may be called on any thread, everything else on the event loop.
@@ -71,42 +59,23 @@ class Service:
         models that make vectors."""
         if options.dimensions is not None:
             raise ValueError("dimensions needs task=embed: this model generates text, and makes no vectors")
-        self.options = options
+        super().__init__(options, shared)
         self.load_options = load
-        self.limits = options.limits
-        self.status = "loading"
-        self.started = int(time.time())
         self.generator: Generator | None = None
-        self.reader: PromptReader | None = None
-        self.admission: Admission | None = None
-        self.max_length: int | None = None
-        """Maximum number of tokens of prompt and answer together; None until the model was loaded once."""
         self.takes_media = False
         self.fingerprint = ""
         self.metrics = Metrics(options.metrics_prefix, self)
-        self.shared = shared or Shared(options)
         self._grammar_workers = GrammarWorkers(self.limits)
-        self.adapters = ServedAdapters(options)
         self.prefixes: Prefixes | None = None
         """The kept prefixes; None if none are kept."""
         self._answers: set[Answer] = set()
-        self._turns: AbstractContextManager[None] = NO_TURNS
 
     # -- life cycle ----------------------------------------------------------------------------------------------------
 
-    def use_turns(self, turns: AbstractContextManager[None]) -> None:
-        """Steps the engine only in its turns, from the next `load` on."""
-        self._turns = turns
-
-    def load(self) -> None:
-        """Loads the model, also again after `unload`. Raises what `load.open_model` raises."""
-        try:
-            loaded = load.open_model(self.load_options)
-            parts = loaded.engine, loaded.tokenizer, loaded.defaults
-            self.use(Generator(*parts, encoder=loaded.encoder, checkpoint=loaded.checkpoint))
-        except BaseException:
-            self.status = "failed"
-            raise
+    def _open(self) -> None:
+        loaded = load.open_model(self.load_options)
+        parts = loaded.engine, loaded.tokenizer, loaded.defaults
+        self.use(Generator(*parts, encoder=loaded.encoder, checkpoint=loaded.checkpoint))
 
     def use(self, generator: Generator) -> None:
         """Serves a loaded model. Raises ValueError for media that it does not take."""
@@ -121,9 +90,7 @@ class Service:
         names = self.options.model_names
         lengths = engine.model.vocab_size, engine.max_length
         self.reader = PromptReader(generator.tokenizer, *lengths, self.limits, encoder, names[0])
-        if self.admission is None:
-            most, shared = engine.scheduler.max_sequences_per_step, self.shared
-            self.admission = Admission(self.limits, most, shared.metrics.rejected, shared.requests_of_key)
+        self.open_queue(engine.scheduler.max_sequences_per_step)
         self.fingerprint = fingerprint(self.load_options)
         if self.prefixes is not None:
             self.prefixes.attach(generator.driver)
@@ -186,11 +153,8 @@ class Service:
             self.generator = None
 
     @property
-    def why_unwell(self) -> str | None:
-        """Reason why nothing can be answered any more, or why a step is stuck; None if all is well."""
-        if self.status == "failed":
-            return "the model could not be loaded"
-        return None if self.generator is None else why_unwell(self.generator.driver)
+    def driver(self) -> StepDriver | None:
+        return None if self.generator is None else self.generator.driver
 
     # -- model information ---------------------------------------------------------------------------------------------
 
@@ -229,10 +193,6 @@ class Service:
             raise not_served(name, self.names)
         return name
 
-    def check_ready(self) -> None:
-        """Raises ApiError 503 before the model is loaded, and during shutdown."""
-        _ = self.loaded
-
     @property
     def loaded(self) -> Generator:
         """The generator. Raises ApiError 503 before the model is loaded, and during shutdown."""
@@ -243,16 +203,6 @@ class Service:
         except (RuntimeError, ValueError) as error:  # it has ended
             raise ApiError(503, str(error), headers={"x-should-retry": "false"}) from None
         return self.generator
-
-    def not_ready(self) -> ApiError:
-        """Returns the error for a request before the model is loaded, or during shutdown."""
-        why = WHY_NOT.get(self.status, "the model could not be loaded")
-        return ApiError(503, why, headers={"retry-after": "5"})
-
-    def check_room(self) -> None:
-        """Raises ApiError 429 if the queue has no room for any request."""
-        if self.admission is not None:
-            self.admission.check_room()
 
     async def fetch_images(self, request: Any, check: Callable[[int], None]) -> None:
         """Puts the images themselves in place of URLs of allowed hosts. `check` takes their size so far. Raises
@@ -307,9 +257,7 @@ class Service:
         self, job: GenerationJob, salt: str | None = None, key: str | None = None, adapter: Choice = None
     ) -> AsyncIterator[Answer]:
         """Yields the answer of a job, which ends with the block. `salt` and `key` are the client's. Raises ApiError."""
-        if job.priority and not self.options.allow_priority:
-            message = "priority is disabled here (start the server with --allow-priority); leave it out, or send 0"
-            raise ApiError(400, message, param="priority")
+        self.check_priority(job.priority)
         generator = self.loaded
         with self.admission.request(key):
             prompts, config, turn = await self.work(self._read, generator, job)
@@ -349,10 +297,6 @@ class Service:
                 answer.cancel()
                 self._measure(samples)
                 self.metrics.ended(samples)
-
-    async def work(self, function: Any, *arguments: Any) -> Any:
-        """Returns the result of `function`, run by a worker."""
-        return await self.shared.work(function, *arguments)
 
     def _read(self, generator: Generator, job: GenerationJob) -> tuple[list[Prompt], SamplingConfig, Turn | None]:
         """Returns each prompt, the sampling config, and the turn of a conversation. Runs in a worker.
@@ -401,16 +345,6 @@ class Service:
                 self.admission.measured(
                     group[0].num_prompt_tokens - times.num_reused, times.first_token - times.admitted
                 )
-
-
-def why_unwell(driver: StepDriver) -> str | None:
-    """Returns why a driver does no more work, or why its step is stuck; None if all is well."""
-    try:
-        _ = driver.engine
-    except (RuntimeError, ValueError) as error:
-        return str(error)
-    seconds = 0.0 if driver.stepping_since is None else time.perf_counter() - driver.stepping_since
-    return f"a step has taken {seconds:.0f} s so far" if seconds > STALL_SECONDS else None
 
 
 def _put_all(images: list[RemoteImage], files: list[bytes]) -> None:

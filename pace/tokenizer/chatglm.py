@@ -16,7 +16,7 @@ from typing import Any
 from pace.checkpoints.files import read_json_object
 from pace.checkpoints.sentencepiece import read_sentencepiece
 from pace.checkpoints.tiktoken import read_tiktoken
-from pace.checkpoints.vocabulary import CONTROL, added_token, read_vocabulary, text_with_ends
+from pace.checkpoints.vocabulary import CONTROL, added_token, listed_tokens, read_vocabulary, text_with_ends
 from pace.tokenizer.tokenizer import Tokenizer
 
 BEGIN = ("[gMASK]", "sop")
@@ -169,11 +169,8 @@ def glm4_tokenizer(directory: Path, path: Path, data: bytes) -> tuple[dict[str, 
     """Returns the same as `own_tokenizer` for GLM-4-9B, without the class."""
     config = directory / "tokenizer_config.json"
     settings = read_json_object(config)
-    parts, ids = read_tiktoken(path, data), {}
-    for index, token in (settings.get("added_tokens_decoder") or {}).items():
-        if not (isinstance(token, dict) and isinstance(token.get("content"), str) and index.isdecimal()):
-            raise ValueError(f"{config}: added_tokens_decoder must map ids to tokens with a content; got {index!r}")
-        ids[token["content"]] = int(index)
+    parts = read_tiktoken(path, data)
+    ids = {token: index for index, token in listed_tokens(config, settings).items()}
     begin = [(name, ids[name]) for name in ("[gMASK]", "<sop>") if name in ids]
     state = {
         "added_tokens": [added_token(index, name) for name, index in sorted(ids.items(), key=lambda item: item[1])],

@@ -46,8 +46,9 @@ class ControlTokens:
         return value
 
     def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a rendered text. A mark that a template has separated from its partner still breaks
-        the text. Raises ValueError for a word that the tokenizer cannot write without its control token."""
+        """Returns the token ids of a rendered text. Each mark divides the text, also one that a template has
+        separated from its partner. Raises ValueError for a word that the tokenizer cannot write without its control
+        token."""
         first, *pieces = self._marked.split(text)
         ids = list(self._tokenizer.encode(first, add_special_tokens=False))
         for index, piece in enumerate(pieces):

@@ -8,7 +8,7 @@ from typing import Any
 
 from pace.checkpoints.files import read_json_object
 from pace.checkpoints.sentencepiece import read_sentencepiece
-from pace.checkpoints.vocabulary import CONTROL, added_token, read_vocabulary, text_with_ends
+from pace.checkpoints.vocabulary import CONTROL, added_token, listed_tokens, read_vocabulary, text_with_ends
 from pace.tokenizer.tokenizer import Tokenizer
 
 CLASSES = ("InternLM2Tokenizer", "InternLM2TokenizerFast")
@@ -32,10 +32,7 @@ def own_tokenizer(directory: Path) -> tuple[dict[str, Any], dict[str, Any], type
     model, settings = read_sentencepiece(path, read_vocabulary(path)), read_json_object(config)
     tokens = {index: model.pieces[index] for index, kind in enumerate(model.types) if kind == CONTROL}
     tokens[model.unknown] = model.pieces[model.unknown]
-    for index, token in (settings.get("added_tokens_decoder") or {}).items():
-        if not (isinstance(token, dict) and isinstance(token.get("content"), str) and index.isdecimal()):
-            raise ValueError(f"{config}: added_tokens_decoder must map ids to tokens with a content; got {index!r}")
-        tokens[int(index)] = token["content"]
+    tokens |= listed_tokens(config, settings)
     beyond = sorted(index for index in tokens if index >= len(model.pieces))
     if beyond != list(range(len(model.pieces), len(model.pieces) + len(beyond))):
         raise ValueError(f"{config}: added_tokens_decoder must have ids from {len(model.pieces)} on without a gap")

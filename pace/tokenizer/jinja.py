@@ -60,7 +60,7 @@ def render(
 
 
 def variables_of(template: str) -> frozenset[str]:
-    """Names of the variables that a template reads. Raises jinja2's TemplateError for a template that is no Jinja."""
+    """Names of the variables that a template reads. Raises jinja2's TemplateError for a template that is not Jinja."""
     return frozenset(meta.find_undeclared_variables(_compile(template).environment.parse(template)))
 
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from pace.checkpoints.files import MAX_CONFIG_BYTES, open_regular, read_json_object
 from pace.checkpoints.gguf.file import GgufFile, Metadata, is_gguf
 from pace.checkpoints.gguf.tokenizer import tokenizer_settings, tokenizer_state
-from pace.naming import shown
+from pace.naming import one_line, shown
 from pace.tokenizer import chatglm, internlm2
 from pace.tokenizer.backend import make_backend
 from pace.tokenizer.conversations import read_conversation
@@ -83,7 +83,7 @@ def load_tokenizer(
         # On some damaged files the tokenizers library panics with an exception that is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"pace cannot make the tokenizer in {path} from {source.files}: {_one_line(error)}") from error
+        raise ValueError(f"pace cannot make the tokenizer in {path} from {source.files}: {one_line(error)}") from error
     _check_size(path, num_ids, vocab_size)
     return tokenizer
 
@@ -107,10 +107,6 @@ def _check_size(path: Path, num_ids: int, vocab_size: int | None) -> None:
     elif vocab_size is not None and num_ids < MIN_IDS * vocab_size:
         text = "the tokenizer in %s has only %d ids, the model %d: it may be another model's, and give wrong texts"
         logger.warning(text, path, num_ids, vocab_size)
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 # ---- GGUF files

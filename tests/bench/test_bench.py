@@ -297,7 +297,7 @@ def test_a_picture_that_fails_loses_no_figures(tmp_path, capsys, monkeypatch):
     def fail(*_):
         raise OSError("no space left on the device")
 
-    monkeypatch.setattr(report, "check_plot", lambda _: None)
+    monkeypatch.setattr(plots, "check_plot", lambda _: None)
     monkeypatch.setattr(report, "plot", fail)
     assert main(["bench", str(TINY), *FAST, "--json", "--plot", str(tmp_path / "a.png")]) == 1
     printed = capsys.readouterr()

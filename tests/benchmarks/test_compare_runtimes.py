@@ -34,7 +34,7 @@ def test_a_peer_that_is_a_program(monkeypatch, tmp_path):
     with pytest.raises(ImportError, match="--llama-bench PATH"):
         IkLlamaCpp.import_modules()
     monkeypatch.setenv("LLAMA_BENCH", str(program))
-    with pytest.raises(ImportError, match="llama-bench is no program"):
+    with pytest.raises(ImportError, match="llama-bench is not a program"):
         IkLlamaCpp.import_modules()
     program.write_text(FAKE_LLAMA_BENCH)
     program.chmod(0o755)

@@ -327,8 +327,8 @@ def test_a_text_of_a_form(command, tmp_path):
         (("--regex", "(?<=a)b"), "this regex cannot be used: look-around"),
         (("--regex", "a("), "this regex cannot be used: unclosed group"),
         (("--grammar", "start: foo"), 'this grammar cannot be used: at 1(8): unknown name: "foo"'),
-        (("--grammar", "root ::= foo"), "this is no GBNF grammar: Rule 'foo' not found"),
-        (("--grammar", "root ::= ("), "this is no GBNF grammar"),
+        (("--grammar", "root ::= foo"), "this is not a GBNF grammar: Rule 'foo' not found"),
+        (("--grammar", "root ::= ("), "this is not a GBNF grammar"),
         (("--json-schema", '{"pattern": "(?=a)"}'), "#/pattern: look-around"),
     ],
 )

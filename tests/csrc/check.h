@@ -34,6 +34,17 @@ void fail(const char* file, int line, const std::string& message);
 // infinity in `got` is always an error if `expected` has none, and so is a non-finite or negative tolerance.
 std::string compare(const float* got, const double* expected, const double* tolerance, size_t count);
 
+// True if `f` throws std::invalid_argument.
+template <class F>
+bool refused(F&& f) {
+    try {
+        f();
+    } catch (const std::invalid_argument&) {
+        return true;
+    }
+    return false;
+}
+
 // Fill value for memory that must neither be read into a result nor be left in one.
 constexpr float kPoison = __builtin_nanf("");
 

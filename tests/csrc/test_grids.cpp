@@ -180,23 +180,15 @@ TEST(points_of_grids_take_the_bytes_of_ggml) {
 }
 
 TEST(mistakes_about_grids_are_refused) {
-    const auto refused = [](auto&& f) {
-        try {
-            f();
-        } catch (const std::invalid_argument&) {
-            return true;
-        }
-        return false;
-    };
     for (const Kind& kind : kKinds) {
         PackedFormat other_group = format_of(kind.code), with_mins = other_group, with_numbers = other_group;
         other_group.group = 48 - other_group.group;
         with_mins.has_mins = true;
         with_numbers.group_scales = GroupScales::SixBits;
-        CHECK(refused([&] { packed_bytes(16, 256, other_group, false); }));
-        CHECK(refused([&] { packed_bytes(16, 256, with_mins, false); }));
-        CHECK(refused([&] { packed_bytes(16, 256, with_numbers, false); }));
-        CHECK(refused([&] { packed_bytes(16, 384, format_of(kind.code), false); }));
+        CHECK(check::refused([&] { packed_bytes(16, 256, other_group, false); }));
+        CHECK(check::refused([&] { packed_bytes(16, 256, with_mins, false); }));
+        CHECK(check::refused([&] { packed_bytes(16, 256, with_numbers, false); }));
+        CHECK(check::refused([&] { packed_bytes(16, 384, format_of(kind.code), false); }));
     }
     const Grid xs(kKinds[3], 16, 256, 1), s(kKinds[4], 16, 256, 1);
     std::atomic<bool> finite = true;
@@ -205,9 +197,9 @@ TEST(mistakes_about_grids_are_refused) {
     of_another.rows = 16;
     of_another.source = {s.kind.number, s.blocks.data(), s.row_bytes};
     of_another.all_finite = &finite;
-    CHECK(refused([&] { execute(of_another); }));
+    CHECK(check::refused([&] { execute(of_another); }));
     PackSuperOp of_codes = {};
     of_codes.weight = xs.memory.get();
     of_codes.rows = 16;
-    CHECK(refused([&] { execute(of_codes); }));
+    CHECK(check::refused([&] { execute(of_codes); }));
 }

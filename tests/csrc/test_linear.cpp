@@ -314,34 +314,26 @@ TEST_TABLES(weights_come_back_bit_for_bit) {
 
 TEST_TABLES(mistakes_are_refused) {
     const Packed w(20, 8, DType::BF16, false, 1);
-    auto refused = [](auto&& f) {
-        try {
-            f();
-        } catch (const std::invalid_argument&) {
-            return true;
-        }
-        return false;
-    };
     float out[8];
     for (const int64_t id : {int64_t(-1), int64_t(20), INT64_MIN}) {
         GatherOp gather = {w.memory.get(), &id, 1, out, true, 0, nullptr, 0, 0};
-        CHECK(refused([&] { execute(gather); }));
+        CHECK(check::refused([&] { execute(gather); }));
     }
     PackOp pack = {w.memory.get(), 19, 2, out, DType::F32, 8, 0, 0};
-    CHECK(refused([&] { execute(pack); }));
+    CHECK(check::refused([&] { execute(pack); }));
     alignas(64) char not_a_weight[128] = {};
     LinearOp op = {};
     op.weight = not_a_weight;
-    CHECK(refused([&] { execute(op); }));
-    CHECK(refused([] { packed_bytes(0, 4, {.dtype = DType::F32}, false); }));
-    CHECK(refused([] { packed_bytes(3, 4, {.dtype = DType::F32}, true); }));
+    CHECK(check::refused([&] { execute(op); }));
+    CHECK(check::refused([] { packed_bytes(0, 4, {.dtype = DType::F32}, false); }));
+    CHECK(check::refused([] { packed_bytes(3, 4, {.dtype = DType::F32}, true); }));
     // A weight with another table's layout.
     Inputs x(1, 8, 1);
     std::vector<float> result;
     LinearOp foreign = make_op(x, w, result);
     for (const std::string& name : available_isas()) {
         select_isa(name);
-        CHECK(refused([&] { execute(foreign); }) == (kernels().bf16_layout != table.bf16_layout));
+        CHECK(check::refused([&] { execute(foreign); }) == (kernels().bf16_layout != table.bf16_layout));
     }
     select_isa(table.name);
 }

@@ -455,21 +455,13 @@ TEST_TABLES(rows_are_quantized_within_their_bounds) {
 }
 
 TEST(mistakes_about_quantized_weights_are_refused) {
-    const auto refused = [](auto&& f) {
-        try {
-            f();
-        } catch (const std::invalid_argument&) {
-            return true;
-        }
-        return false;
-    };
     const Quantized w(20, 32, kI8, false, 1);
     float source[32] = {};
     PackOp dense = {w.memory.get(), 0, 1, source, DType::F32, 32, 0, 0};
-    CHECK(refused([&] { execute(dense); }));
+    CHECK(check::refused([&] { execute(dense); }));
     PackQuantizedOp outside = {w.memory.get(), 19, 2, w.codes.data(), 32, w.scales.data(), nullptr, false, 0, 0};
-    CHECK(refused([&] { execute(outside); }));
+    CHECK(check::refused([&] { execute(outside); }));
     PackQuantizedOp pairs_of_bytes = {w.memory.get(), 0, 2, w.codes.data(), 32, w.scales.data(), nullptr, true, 0, 0};
-    CHECK(refused([&] { execute(pairs_of_bytes); }));
-    CHECK(refused([&] { packed_bytes(4, 32, with("", kI8, 24).format, false); }));
+    CHECK(check::refused([&] { execute(pairs_of_bytes); }));
+    CHECK(check::refused([&] { packed_bytes(4, 32, with("", kI8, 24).format, false); }));
 }

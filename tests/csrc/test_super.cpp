@@ -311,31 +311,23 @@ TEST_TABLES(gate_and_up_of_two_kinds_are_multiplied_as_one_weight) {
 }
 
 TEST(mistakes_about_super_blocks_and_parts_are_refused) {
-    const auto refused = [](auto&& f) {
-        try {
-            f();
-        } catch (const std::invalid_argument&) {
-            return true;
-        }
-        return false;
-    };
     const PackedFormat q4 = kKinds[2].format, q6 = kKinds[4].format;
     PackedFormat by_16 = q4, of_seven = q6, with_mins = q6;
     by_16.group = 16;
     of_seven.code = Code::I8;
     with_mins.has_mins = true;
-    CHECK(refused([&] { packed_bytes(16, 256, by_16, false); }));
-    CHECK(refused([&] { packed_bytes(16, 256, of_seven, false); }));
-    CHECK(refused([&] { packed_bytes(16, 256, with_mins, false); }));
-    CHECK(refused([&] { packed_bytes(16, 128, q4, false); }));
-    CHECK(refused([&] { packed_bytes(16, 256, {.code = Code::U3, .group = 16}, false); }));
-    CHECK(refused([&] { packed_bytes(16, 256, {.code = Code::U5, .group = 16}, false); }));
-    CHECK(refused([&] { packed_bytes(16, 256, {.code = Code::U2, .group = 16}, false); }));
-    CHECK(refused([&] { packed_bytes(16, 256, {.code = Code::U2, .token_inputs = true}, false); }));
-    CHECK(refused(
+    CHECK(check::refused([&] { packed_bytes(16, 256, by_16, false); }));
+    CHECK(check::refused([&] { packed_bytes(16, 256, of_seven, false); }));
+    CHECK(check::refused([&] { packed_bytes(16, 256, with_mins, false); }));
+    CHECK(check::refused([&] { packed_bytes(16, 128, q4, false); }));
+    CHECK(check::refused([&] { packed_bytes(16, 256, {.code = Code::U3, .group = 16}, false); }));
+    CHECK(check::refused([&] { packed_bytes(16, 256, {.code = Code::U5, .group = 16}, false); }));
+    CHECK(check::refused([&] { packed_bytes(16, 256, {.code = Code::U2, .group = 16}, false); }));
+    CHECK(check::refused([&] { packed_bytes(16, 256, {.code = Code::U2, .token_inputs = true}, false); }));
+    CHECK(check::refused(
         [&] { packed_bytes(16, kMaxTokenInputs + 1, {.code = Code::U2, .offset = 1, .token_inputs = true}, false); }));
-    CHECK(refused([&] { packed_bytes({{16, q4}}, 256, false); }));
-    CHECK(refused([&] { packed_bytes({{16, q4}, {32, q6}}, 256, true); }));
+    CHECK(check::refused([&] { packed_bytes({{16, q4}}, 256, false); }));
+    CHECK(check::refused([&] { packed_bytes({{16, q4}, {32, q6}}, 256, true); }));
     const Super w(16, 256, q4, false, 1);
     const std::vector<PackedPart> parts = {{16, q4}, {16, q6}};
     const Memory whole = zeros(packed_bytes(parts, 256, false));
@@ -346,8 +338,8 @@ TEST(mistakes_about_super_blocks_and_parts_are_refused) {
             w.super_mins.data(), 0,   0};
         execute(op);
     };
-    CHECK(refused([&] { pack_at(8); }));   // spans two parts
-    CHECK(refused([&] { pack_at(24); }));  // beyond the weight
+    CHECK(check::refused([&] { pack_at(8); }));   // spans two parts
+    CHECK(check::refused([&] { pack_at(24); }));  // beyond the weight
     PackQuantizedOp codes = {w.memory.get(), 0, 1, w.codes.data(), 256, nullptr, nullptr, false, 0, 0};
-    CHECK(refused([&] { execute(codes); }));
+    CHECK(check::refused([&] { execute(codes); }));
 }

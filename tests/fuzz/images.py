@@ -17,7 +17,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pace.media.containers import MAX_BLOCKS
@@ -30,6 +30,8 @@ MAX_SECONDS = 0.5
 """Seconds of CPU time, which other processes do not change."""
 MAX_GROWTH_BYTES = 64 << 20
 ADDRESS_SPACE_BYTES = 4 << 30
+Case = tuple[str, bytes, set[str]]
+"""A name, a file, and the outcomes that are right."""
 
 
 def read(data: bytes) -> str:
@@ -228,39 +230,36 @@ def cuts() -> dict[str, bytes]:
 # -- a run
 
 
-def run(num_cases: int, first: int) -> tuple[Counter, list[str]]:
-    """Counts of the outcomes, and a line for each failure."""
-    outcomes: Counter = Counter()
-    failures = []
-
-    def note(name: str, outcome: str, expected: set[str]) -> None:
-        outcomes[outcome if outcome in expected else "failed"] += 1
-        if outcome not in expected:
-            failures.append(f"{name}: {outcome}")
-
+def cases(num_cases: int, first: int) -> Iterator[Case]:
     for name, data in (bombs() | cuts()).items():
-        note(name, outcome_of(data), {"MediaError"})
+        yield name, data, {"MediaError"}
     for name, data in costly().items():
-        note(name, outcome_of(data), {"image"})
+        yield name, data, {"image"}
     for seed in range(first, first + num_cases):
         name, data = mutated(seed)
-        note(f"seed {seed}, {name}", outcome_of(data), {"image", "MediaError"})
-    return outcomes, failures
+        yield f"seed {seed}, {name}", data, {"image", "MediaError"}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=2000, help="mutated images, besides the bombs")
+def main(
+    description: str, cases: Callable[[int, int], Iterable[Case]], files: Iterable[bytes], read: Callable[[bytes], str]
+) -> int:
+    """Runs the cases that the command line asks for. `files` are healthy ones, which load the decoders."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=2000, help="mutated files, besides the others")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
-    for data in files().values():  # loads the decoders
-        outcome_of(data)
-    outcomes, failures = run(options.cases, options.first)
-    print(*failures, sep="\n", end="\n" if failures else "", file=sys.stderr)
+    for data in files:
+        read(data)
+    outcomes: Counter = Counter()
+    for name, data, expected in cases(options.cases, options.first):
+        outcome = outcome_of(data, read)
+        outcomes[outcome if outcome in expected else "failed"] += 1
+        if outcome not in expected:
+            print(f"{name}: {outcome}", file=sys.stderr)
     print(json.dumps(dict(sorted(outcomes.items()))))
-    return 1 if failures else 0
+    return 1 if outcomes["failed"] else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, cases, files().values(), read))

@@ -38,7 +38,7 @@ import torch
 from pace.checkpoints.gguf.blocks import BLOCK_TYPES
 from pace.llm import EmbeddingModel, LLMModel, SamplingConfig
 from pace.llm.encoding.embedder import TextTokens
-from pace.llm.layers import Layer, Linear
+from pace.llm.layers import Linear
 from pace.llm.layers.base import Vectors
 from pace.llm.loading.checkpoint import Checkpoint, read_config_json
 from pace.llm.loading.find import find_checkpoint
@@ -139,7 +139,7 @@ def poisoned_bits(load: Callable[[], Model], poison: float) -> list[bytes]:
 
     def allocate_poisoned(model, ops, dtype):
         allocate(model, ops, dtype)
-        for layer in all_layers(model):
+        for layer in model.walk():
             if isinstance(layer, Vectors) and layer.values is not None:
                 layer.values.fill_(poison)
             elif isinstance(layer, Linear):
@@ -150,8 +150,8 @@ def poisoned_bits(load: Callable[[], Model], poison: float) -> list[bytes]:
         model = load()
     finally:
         Model.allocate = allocate
-    vectors = [layer.values for layer in all_layers(model) if isinstance(layer, Vectors) and layer.values is not None]
-    matrices = [model.ops.unpack(layer.weight) for layer in all_layers(model) if isinstance(layer, Linear)]
+    vectors = [layer.values for layer in model.walk() if isinstance(layer, Vectors) and layer.values is not None]
+    matrices = [model.ops.unpack(layer.weight) for layer in model.walk() if isinstance(layer, Linear)]
     return [tensor.contiguous().numpy().tobytes() for tensor in vectors + matrices]
 
 
@@ -178,10 +178,6 @@ def poisoned_rows(layout: WeightLayout, shape: tuple[int, int], order, poison: f
         supers = torch.full((shape[0], shape[1] // SUPER_BLOCK), poison, dtype=torch.float16)
     mins, super_mins = (groups, supers) if layout.has_mins else (None, None)
     return QuantizedRows(layout, codes, groups, mins, order, super_scales=supers, super_mins=super_mins)
-
-
-def all_layers(layer: Layer) -> list[Layer]:
-    return [layer, *(below for child in layer.children() for below in all_layers(child))]
 
 
 def reset_peak() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from pace.media.media import Layout
 from tests.fuzz import sounds as cases
+from tests.fuzz.images import outcome_of
 from tests.plugins.tiers import ROOT, commit
 
 
@@ -32,6 +33,6 @@ def test_the_same_seed_gives_the_same_case():
 
 def test_the_harness_notices_wrong_counts_and_values(monkeypatch):
     data = cases.files()["wav 16"]
-    assert cases.outcome_of(data, cases.read) == "sound"
+    assert outcome_of(data, cases.read) == "sound"
     monkeypatch.setattr(type(cases.PROCESSOR), "layout", lambda self, source: Layout("", (1,)))
-    assert cases.outcome_of(data, cases.read) == "FAIL: another number of tokens"
+    assert outcome_of(data, cases.read) == "FAIL: another number of tokens"

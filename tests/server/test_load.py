@@ -157,9 +157,9 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(own):
 
 
 def test_a_step_that_takes_long_is_told(own, monkeypatch):
-    from pace.server import service
+    from pace.server.models import base
 
-    monkeypatch.setattr(service, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(base, "STALL_SECONDS", 0.2)
     forward, gate = own.generator.engine.model.forward, Gate()
     with own:
         own.generator.engine.model.forward = lambda batch: (gate(), forward(batch))[1]

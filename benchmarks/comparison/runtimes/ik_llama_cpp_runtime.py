@@ -44,7 +44,7 @@ class IkLlamaCpp(Runtime):
         if not program:
             raise ImportError("its llama-bench has no path: --llama-bench PATH")
         if not os.access(program, os.X_OK):
-            raise ImportError(f"{Path(program).name} is no program that can be run")
+            raise ImportError(f"{Path(program).name} is not a program that can be run")
 
     @classmethod
     def versions(cls) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from pace.bench.plots import check_plot
+from pace.bench.plots import two_diagrams
 from pace.bench.serving.metrics import METRICS, values_ms
 from pace.bench.serving.record import Record
 from pace.bench.serving.run import Run
@@ -60,20 +60,11 @@ def _arrivals(load: Load) -> str:
 
 def plot(run: Run, load: Load, path: Path) -> None:
     """Plots the cumulative distribution of each metric, and the run over time. Raises what `check_plot` raises."""
-    check_plot(path)
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     complete = [record for record in run.records if record.is_complete]
-    figure, (shares, times) = pyplot.subplots(1, 2, figsize=(12, 4.8))
-    _shares(shares, complete)
-    _over_time(times, run)
-    figure.suptitle(f"{len(complete)} of {len(run.records)} requests answered, {_arrivals(load)}")
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    title = f"{len(complete)} of {len(run.records)} requests answered, {_arrivals(load)}"
+    with two_diagrams(path, title) as (shares, times):
+        _shares(shares, complete)
+        _over_time(times, run)
 
 
 def _shares(axes, complete: list[Record]) -> None:

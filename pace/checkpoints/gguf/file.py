@@ -33,7 +33,7 @@ from pace import _C
 from pace.checkpoints.files import refuse_git_lfs
 from pace.checkpoints.gguf.blocks import BLOCK_TYPES, OTHER_TYPES, Q2_0, WIDE_Q2_0, BlockType
 from pace.checkpoints.mapping import MappedFile
-from pace.naming import shown
+from pace.naming import dtype_name, shown
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -305,7 +305,7 @@ class _Header:
             raise ValueError(f"{where} has the shape {list(shape)}, which no file can hold")
         kind = FLOAT_TYPES.get(number) or INTEGER_TYPES.get(number) or BLOCK_TYPES.get(number)
         if kind is None:
-            known = [str(dtype).removeprefix("torch.") for dtype in FLOAT_TYPES.values()] + [
+            known = [dtype_name(dtype) for dtype in FLOAT_TYPES.values()] + [
                 block.name for block in BLOCK_TYPES.values()
             ]
             raise NotImplementedError(

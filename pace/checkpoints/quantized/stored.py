@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from pace.naming import dtype_name
 from pace.ops.weight_layout import MIN_GROUP, QuantizedRows, WeightLayout
 
 PIECE_BYTES = 1 << 20
@@ -102,7 +103,7 @@ class StoredMatrix(ABC):
             len(shape) == len(s) and all(a in (b, -1) for a, b in zip(s, shape, strict=True)) for s in shapes
         ):
             wanted = " or ".join(str(list(s)).replace("-1", "any") for s in shapes)
-            names = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
+            names = ", ".join(dtype_name(d) for d in dtypes)
             raise ValueError(
                 f"tensor {self.parts[role]!r} is {str(dtype).removeprefix('torch.')} of shape {list(shape)}; "
                 f"the rest of {self.name!r} and quantization_config need {names} of shape {wanted}"

@@ -147,7 +147,7 @@ class PaceInterpreter(EngineInterpreter):
             if not isinstance(tool.tool, FunctionTool):
                 raise NotImplementedError(f"{tool.name}: only functions are called, not tools of a regex or a grammar")
         if node.plaintext_regex is not None:
-            raise NotImplementedError("plaintext_regex is not supported: what a model says beside calls is free text")
+            raise NotImplementedError("plaintext_regex is not supported: the text next to calls is free")
         return read_tools([tool.with_name(name).to_openai_style() for name, tool in node.tools.items()])
 
 

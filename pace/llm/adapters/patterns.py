@@ -29,15 +29,15 @@ class Pattern:
     dot or all of it."""
 
     def __init__(self, key: str):
-        """Raises ValueError if `key` is no regular expression. Raises NotImplementedError for references, conditions on
-        what is around, and flags."""
+        """Raises ValueError if `key` is not a regular expression. Raises NotImplementedError for references, flags and
+        look-around."""
         self.key = key
         try:
             re.compile(key)
             self._literal = re.compile(rf"(.*\.)?({key})$") if LITERAL.fullmatch(key) else None
             self._parts = None if self._literal else _Parser(key).read()
         except (re.error, RecursionError, OverflowError):
-            raise ValueError(f"{shown(key)} is no regular expression") from None
+            raise ValueError(f"{shown(key)} is not a regular expression") from None
 
     def matches(self, path: str) -> bool:
         """True if the end of a path matches. Raises ValueError if that takes too long to find out."""

@@ -18,13 +18,11 @@ from pace.llm.layers import Embedding
 from pace.llm.layers.linear import check_range
 from pace.llm.layers.weight_target import WeightTarget
 from pace.llm.sequence import AdapterKey
+from pace.naming import listed
 from pace.ops.adapters import AdapterMatrices, AdapterPart, AdapterTable, EmbeddingAdapters
 
 if TYPE_CHECKING:
     from pace.llm.models.model import Model
-
-MAX_LISTED = 10
-"""Maximum number of modules listed for each kind of mistake."""
 
 
 @dataclass
@@ -94,13 +92,13 @@ class AdapterSlots:
         other += [*weights.experts, *weights.wholes]
         if other:
             raise NotImplementedError(
-                f"the adapter {weights.name!r} changes {_listed(other)}: adapters of norms, experts, encoders of "
+                f"the adapter {weights.name!r} changes {listed(other)}: adapters of norms, experts, encoders of "
                 "images and sound, tables in files, the heads of latent attention, and modules trained in full are "
                 "not implemented for each request; merge it (LLMModel(path, adapter=..., merge=True)), or train one "
                 "without these modules"
             )
         problems = {f"modules that {model} does not have": unknown, "of the wrong size": wrong}
-        if lines := [f"{title} ({len(found)}): {_listed(found)}" for title, found in problems.items() if found]:
+        if lines := [f"{title} ({len(found)}): {listed(found)}" for title, found in problems.items() if found]:
             raise ValueError(f"the adapter {weights.name!r} does not fit this model:\n  " + "\n  ".join(lines))
 
     def _shape(self, tensor: str, module: AdapterModule) -> tuple[int, int] | None:
@@ -229,8 +227,3 @@ class AdapterSlots:
     def nbytes(self) -> int:
         """Bytes of all loaded adapters."""
         return sum(table.nbytes for table in self.tables.all())
-
-
-def _listed(paths: list[str]) -> str:
-    more = f", and {len(paths) - MAX_LISTED} more" if len(paths) > MAX_LISTED else ""
-    return ", ".join(paths[:MAX_LISTED]) + more

@@ -118,7 +118,7 @@ def _chosen(item: Any, tools: Sequence[Tool], place: str) -> str:
     name = function.get("name")
     if name not in [tool.name for tool in tools]:
         known = ", ".join(tool.name for tool in tools[:8]) or "none"
-        raise ToolError(f"{where}.name", f"is no tool of this request: {_shown(name)}; tools: {known:.200}")
+        raise ToolError(f"{where}.name", f"is not a tool of this request: {_shown(name)}; tools: {known:.200}")
     return name
 
 

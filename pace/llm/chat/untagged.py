@@ -17,12 +17,11 @@ In formats with two tags around a call, the outer ones may be missing, as Qwen3-
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pace.grammar.validation import is_valid
+from pace.grammar.validation import is_valid, parse_json
 from pace.llm.chat.arguments import Reader, State
 from pace.llm.chat.arguments.json_arguments import JsonScanner
 from pace.llm.chat.format import ToolFormat
@@ -211,10 +210,10 @@ class _Reader:
     def _checked(self, name: str, text: str) -> str:
         """Returns arguments as the text of a JSON object, from this text or a string that holds it."""
         try:
-            values = json.loads(text, parse_constant=_refuse)
+            values = parse_json(text)
             if isinstance(values, str):
                 text = values
-                values = json.loads(text, parse_constant=_refuse)
+                values = parse_json(text)
         except (ValueError, RecursionError):
             raise _Stop(NO) from None
         if not isinstance(values, dict) or not is_valid(values, dict(self._tools[name].parameters)):
@@ -252,7 +251,3 @@ class _Reader:
                 return literal
         rest = self._text[self.at : self.at + max(map(len, literals))]
         raise _Stop(MORE if any(literal.startswith(rest) for literal in literals) else NO)
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")

@@ -312,7 +312,7 @@ class Session:
         self._run(lambda engine: self._restore(engine, num_tokens))
 
     def _restore(self, engine: Engine, num_tokens: int) -> None:
-        """Does `_restore_to` on the engine's thread."""
+        """Calls `_restore_to` on the engine's thread."""
         sequence = self._sequence
         engine.scheduler.remove(sequence)
         sequence.error = sequence.finish_reason = sequence.strategy = None

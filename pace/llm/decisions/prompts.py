@@ -81,7 +81,7 @@ class DecisionPrompts:
         try:
             return variables_of(template)
         except TemplateError as error:
-            raise ValueError(f"the decision template is no Jinja: {error}") from None
+            raise ValueError(f"the decision template is not Jinja: {error}") from None
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -132,7 +132,8 @@ class DecisionPrompts:
         return DecisionPrompt(tokens, questions, places, [self._labels(tuple(one.labels)) for one in questions])
 
     def _read_marks(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Returns the tokens without marks, and the positions before them; that of the last token without marks."""
+        """Returns the tokens without marks, and the position before each mark. If there is no mark, that is the last
+        position."""
         if self.config.chat_template is None:
             return list(ids), [len(ids) - 1]
         mark, split = self._tokenizer.convert_tokens_to_ids([MARK, SPLIT])

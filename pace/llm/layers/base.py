@@ -33,6 +33,12 @@ class Layer:
                 if isinstance(item, Layer):
                     yield item
 
+    def walk(self) -> Iterator[Layer]:
+        """Yields this layer and all below."""
+        yield self
+        for child in self.children():
+            yield from child.walk()
+
     def targets(self) -> dict[str, list[WeightTarget]]:
         """Checkpoint name -> targets of its rows, in this layer and all below. `check_targets` raises if two claim the
         same row."""

@@ -102,9 +102,9 @@ class Block(Layer):
         if mlp_norm is None and not parallel:
             raise ValueError("a feed-forward after the mixer reads a norm of its own, or NoNorm")
         if norms_sum and (parallel or branch_scale != 1.0):
-            raise ValueError("norms of the sum go with branches one after the other, added as they are")
+            raise ValueError("norms of the sum need branches in sequence, added without a scale")
         if adds_to_norms and parallel:
-            raise ValueError("branches that are added to norms go one after the other")
+            raise ValueError("branches that are added to norms must run in sequence")
         self.mixer_norm = mixer_norm
         self.mixer = mixer
         self.mixer_post_norm = mixer_post_norm

@@ -55,6 +55,11 @@ class PlainMLP(Layer):
         self.down = down
         self.activation = activation
 
+    @classmethod
+    def named(cls, up: str, down: str, size: int, inner: int, activation: Activation, bias: bool = False) -> PlainMLP:
+        """Makes one of two matrices with these names: `[inner, size]` and `[size, inner]`."""
+        return cls(Linear({up: inner}, size, bias), Linear({down: size}, inner, bias), activation)
+
     @property
     def readers(self) -> list[Linear]:
         return [self.up]

@@ -43,7 +43,7 @@ class Checkpoint:
         if not is_gguf(self.path):
             if self._mmproj is not None:
                 raise ValueError(
-                    f"mmproj={os.fspath(self._mmproj)!r} has the towers of a GGUF file, and {self.path} is no GGUF "
+                    f"mmproj={os.fspath(self._mmproj)!r} has the towers of a GGUF file, and {self.path} is not a GGUF "
                     "file; leave mmproj out, as other checkpoints have their towers themselves"
                 )
             return None
@@ -137,7 +137,7 @@ def errors_about(checkpoint: Checkpoint) -> Iterator[None]:
 
 def read_config_json(directory: str | Path) -> dict:
     """Reads config.json, with the `quantization_config` that early checkpoints have in a separate file, or the
-    equivalent metadata of a GGUF file. Raises FileNotFoundError if it is missing, ValueError if it is no JSON
+    equivalent metadata of a GGUF file. Raises FileNotFoundError if it is missing, ValueError if it is not a JSON
     object."""
     if is_gguf(Path(directory)):
         with GgufCheckpoint(directory) as checkpoint:
@@ -166,6 +166,6 @@ def _what_is_there(directory: Path) -> str:
 
 
 def read_generation_config(directory: str | Path) -> dict:
-    """Reads generation_config.json; {} if there is none. Raises ValueError if it is no JSON object."""
+    """Reads generation_config.json; {} if there is none. Raises ValueError if it is not a JSON object."""
     path = Path(directory) / "generation_config.json"
     return read_json_object(path) if os.path.lexists(path) else {}

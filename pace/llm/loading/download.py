@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pace.naming import one_line
+
 logger = logging.getLogger("pace")
 
 HUB_TIMEOUT_SECONDS = 10
@@ -165,8 +167,3 @@ def _is_in_xet(found: Any) -> bool:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def one_line(error: Exception) -> str:
-    """Formats an exception of another library for a message."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

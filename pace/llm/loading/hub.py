@@ -24,7 +24,7 @@ from pace.checkpoints.gguf.file import GgufFile
 from pace.checkpoints.gguf.projectors.registry import TEXT_ARCHITECTURES
 from pace.checkpoints.gguf.shards import SHARD_NAME
 from pace.checkpoints.reader import OTHER_WEIGHT_SUFFIXES, shard_names
-from pace.llm.loading.download import ADVICE, HUB_TIMEOUT_SECONDS, BrokenDownload, FileOnHub, one_line
+from pace.llm.loading.download import ADVICE, HUB_TIMEOUT_SECONDS, BrokenDownload, FileOnHub
 from pace.llm.loading.repository import (
     TOKENIZER_FILES,
     VOCABULARY_FILES,
@@ -35,6 +35,7 @@ from pace.llm.loading.repository import (
     some,
 )
 from pace.memory import format_bytes
+from pace.naming import one_line
 
 logger = logging.getLogger("pace")
 

@@ -40,6 +40,7 @@ from pace.llm.runners import make_runner
 from pace.llm.speculation.build import Speculation
 from pace.llm.speculation.configs import MtpConfig
 from pace.memory import available_memory_bytes, format_bytes
+from pace.naming import dtype_name
 from pace.ops import native
 
 logger = logging.getLogger("pace")
@@ -286,14 +287,14 @@ def _identity(
     quantization = options.quantization_config
     settings = {
         "pace": Setting(__version__, "the version of pace", "use pace {}"),
-        "dtype": Setting(_name(model.dtype), "the dtype of the weights", "load the model with dtype={!r}"),
+        "dtype": Setting(dtype_name(model.dtype), "the dtype of the weights", "load the model with dtype={!r}"),
         "quantization": Setting(
             "none" if quantization is None else repr(quantization.to_dict()),
             "the quantisation",
             "load the model with quantization={}",
         ),
         "kv_cache_dtype": Setting(
-            _name(model.kv_spec.dtype), "the dtype of keys and values", "load the model with kv_cache_dtype={!r}"
+            dtype_name(model.kv_spec.dtype), "the dtype of keys and values", "load the model with kv_cache_dtype={!r}"
         ),
         "kv_cache_type": Setting(
             str(KVCacheType(options.kv_cache_type).value), "the cache type", "load the model with kv_cache_type={!r}"
@@ -310,10 +311,6 @@ def _identity(
     end = "" if merged is None else f" with {merged.digest}"
     digest = lambda: checkpoint.digest(_tokenizer_path(options, checkpoint), workers) + end
     return ModelIdentity(settings, digest, checkpoint.mmproj_digest)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _read_defaults(checkpoint: Checkpoint, tokenizer: Any, model: BaseModelForCausalLM) -> SamplingConfig:

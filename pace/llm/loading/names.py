@@ -12,6 +12,7 @@ import torch
 from pace.llm.layers import LMHead, SplitLMHead, TiedLMHead, WeightTarget
 from pace.llm.layers.base import FLOAT_DTYPES
 from pace.llm.layers.weight_target import Piece
+from pace.naming import listed
 from pace.ops.blocks import BlockRows
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from pace.llm.models.model import Model
 
 logger = logging.getLogger("pace")
-
-MAX_LISTED = 50
-"""Maximum number of tensors listed per kind of mistake; a wrong config.json can cause thousands."""
 
 
 def match_names(model: Model, reader: TensorReader) -> dict[str, str]:
@@ -128,7 +126,7 @@ def check_coverage(
         "unexpected": sorted(unexpected),
         "not as the config demands": wrong,
     }
-    if lines := [f"{title} ({len(found)}): {_listed(found)}" for title, found in problems.items() if found]:
+    if lines := [f"{title} ({len(found)}): {listed(found)}" for title, found in problems.items() if found]:
         raise ValueError(
             f"the checkpoint does not fit {type(model).__name__} as config.json describes it:\n  " + "\n  ".join(lines)
         )
@@ -140,8 +138,3 @@ def _is_unused_bias(reader: TensorReader, name: str) -> bool:
     if module == name or f"{module}.weight" not in reader.tensors or reader.tensors[name][0] not in FLOAT_DTYPES:
         return False
     return not reader.read(name).any()
-
-
-def _listed(names: list[str]) -> str:
-    more = f", and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + more

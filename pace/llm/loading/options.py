@@ -113,7 +113,7 @@ class LoadOptions:
     experts; None for the folder of the checkpoint."""
 
     media: bool = True
-    """True to load the towers of a checkpoint that takes images or sound; False for its text model alone."""
+    """True to load the towers of a checkpoint that takes images or sound; False for only its text model."""
     max_image_tokens: int | None = None
     """Maximum number of tokens of an image. One with more pixels is made smaller. None for the checkpoint's own
     limit."""

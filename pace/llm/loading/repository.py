@@ -17,6 +17,7 @@ from pace.checkpoints.gguf.shards import MAX_SHARDS, SHARD_NAME
 from pace.checkpoints.reader import GPTQ_NAME, INDEX_SUFFIX, OTHER_WEIGHT_SUFFIXES, SAFETENSORS_NAME, TORCH_NAME
 from pace.llm.decisions.config import DECISION_FILES
 from pace.llm.processors.settings import FILES as PROCESSOR_FILES
+from pace.naming import listed
 from pace.tokenizer.loading import TOKENIZER_FILES, VOCABULARY_FILES
 
 QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
@@ -36,7 +37,6 @@ QUANT_TYPE = re.compile(r"(i?q|tq|fp|b?f|mxfp|nvfp)\d", re.IGNORECASE)
 """Beginning of the name of a ggml type."""
 VARIANTS = r"(?<![^\W_])(ud|i1)[-._]"
 """Prefixes by unsloth and mradermacher for a type chosen layer by layer, or with statistics."""
-MAX_LISTED = 40
 
 
 def needed_files(
@@ -106,19 +106,19 @@ def gguf_files(names: Iterable[str], quant: str | None, where: str) -> list[str]
     if not found and quant is None and len(models) == 1:
         found = list(models)
     if len(found) != 1:
-        listed = _listed(found or models)
+        known = listed(found or models)
         example = f"{where}:{_label(next(iter(found or models)))}"
         if found:
             raise ValueError(
-                f"{where} has several GGUF files of {quant or DEFAULT_QUANT}: {listed}; give the name of one, such as "
+                f"{where} has several GGUF files of {quant or DEFAULT_QUANT}: {known}; give the name of one, such as "
                 f"{where}:{found[0]}"
             )
         if quant is None:
             raise ValueError(
                 f"{where} has several GGUF files, but none of {DEFAULT_QUANT}; name one of them, such as {example}. "
-                f"It has {listed}"
+                f"It has {known}"
             )
-        raise FileNotFoundError(f"{where} has no GGUF file of {quant!r}; it has {listed}")
+        raise FileNotFoundError(f"{where} has no GGUF file of {quant!r}; it has {known}")
     return _all_shards(found[0], models[found[0]], where)
 
 
@@ -170,11 +170,6 @@ def _label(name: str) -> str:
     """The quant in a file's name, or the whole name if there is none."""
     found = re.findall(r"(?:UD-|i1-)?(?:I?Q\d\w*|TQ\d\w*|BF16|F16|F32|FP16|FP32|MXFP4\w*)$", _stem(name), re.IGNORECASE)
     return found[-1] if found else name
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:MAX_LISTED]) + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")
 
 
 def _all_shards(first: str, present: list[str], where: str) -> list[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from pace.llm.layers import Embedding, Layer, MixtureOfExperts, TiedLMHead
+from pace.llm.layers import Embedding, MixtureOfExperts, TiedLMHead
 from pace.memory import format_bytes
+from pace.naming import dtype_name
 from pace.ops.protocol import WeightOps
 
 if TYPE_CHECKING:
@@ -51,19 +51,11 @@ def head_cost(model: BaseModelForCausalLM, ops: WeightOps, dtype: torch.dtype) -
     matrix = head.embedding if isinstance(head, TiedLMHead) else head
     children = [child for child in model.children() if child not in model.layers_aside]
     read = sum(child.planned_nbytes(ops, dtype) for child in children)
-    for part in (part for child in children for part in _walk(child)):
+    for part in (part for child in children for part in child.walk()):
         if isinstance(part, Embedding) and part is not matrix:
             read -= part.planned_nbytes(ops, dtype)
         elif isinstance(part, MixtureOfExperts):
             experts = part.gate_up.planned_nbytes(ops, dtype) + part.down.planned_nbytes(ops, dtype)
             read -= experts * (part.router.num_experts - part.router.top_k) // part.router.num_experts
     names = [*matrix.plan.formats.values(), *matrix.plan.layouts.values(), dtype]
-    return HeadCost(
-        str(names[0]).removeprefix("torch."), matrix.planned_nbytes(ops, dtype), read, isinstance(head, TiedLMHead)
-    )
-
-
-def _walk(layer: Layer) -> Iterator[Layer]:
-    yield layer
-    for child in layer.children():
-        yield from _walk(child)
+    return HeadCost(dtype_name(names[0]), matrix.planned_nbytes(ops, dtype), read, isinstance(head, TiedLMHead))

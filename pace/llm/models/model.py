@@ -15,6 +15,7 @@ from pace.llm.loading.packed_weights import WeightsFile
 from pace.llm.loading.plan import plan_weights, split_head
 from pace.llm.models.model_config import ModelConfig
 from pace.llm.models.towers.tower import Tower
+from pace.naming import dtype_name
 from pace.ops.protocol import Ops
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import QuantizationConfig
@@ -133,7 +134,7 @@ class Model(Layer):
         plans = [matrix.plan for matrix in self.matrices()]
         if self.quantization and not asked and all(plan.formats or not plan.layouts for plan in plans):
             stored = None  # only the exceptions of the config are quantised
-        return str(asked or (stored and self.stored_as) or stored or self.dtype).removeprefix("torch.")
+        return dtype_name(asked or (stored and self.stored_as) or stored or self.dtype)
 
     def weight_counts(self) -> dict[str, int]:
         """Elements of the weights by part, as in `resident_bytes`."""

@@ -54,16 +54,8 @@ HARMLESS = re.compile(
 """Fields that do not affect a forward pass, as written by transformers and common training code."""
 
 OF_THE_WHOLE = frozenset(
-    {
-        "architectures",
-        "model_type",
-        "tie_word_embeddings",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "quantization_config",
-        "compression_config",
-    }
+    """architectures model_type tie_word_embeddings bos_token_id eos_token_id pad_token_id quantization_config
+    compression_config""".split()
 )
 """Fields at the top level, outside of `text_config`, that also apply to the text part."""
 
@@ -288,7 +280,7 @@ class ModelConfig:
             raise ValueError(f"config.json: text_config must be an object or null; got {shown(text)}")
         whole = {name: value for name, value in fields.items() if name in OF_THE_WHOLE and value is not None}
         if ignored := sorted(name for name in fields if name not in OF_THE_WHOLE and not HARMLESS.fullmatch(name)):
-            logger.warning("config.json: ignored fields beside text_config: %s", ", ".join(ignored))
+            logger.warning("config.json: ignored fields outside of text_config: %s", ", ".join(ignored))
         return text | whole
 
     @classmethod

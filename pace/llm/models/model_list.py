@@ -291,7 +291,7 @@ OTHER_STEMS = {
 
 def read_config(raw: Any, media: bool = False, embeds: bool = False) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
     """Returns the class and the config of a checkpoint, from its parsed config.json. With `media`, the config has the
-    towers for images and sound; otherwise it is the text part alone. With `embeds`, also reads configs of classifiers
+    towers for images and sound; otherwise it is only the text part. With `embeds`, also reads configs of classifiers
     (`Qwen3ForSequenceClassification`); otherwise these and encoders are errors that name EmbeddingModel.
 
     The class is a variant of `find_family`. Raises what that raises, ValueError if a field is wrong, and
@@ -334,7 +334,7 @@ def find_family(raw: Any, embeds: bool = False) -> type[BaseModelForCausalLM]:
             return other
     if drafter := next((name for name in names if name in DRAFTERS), None):
         raise NotImplementedError(
-            f"{drafter} drafts for another model and does not run alone; load that model with "
+            f"{drafter} drafts for another model and does not run by itself; load that model with "
             "spec_config=DraftModelConfig(...) of this checkpoint"
         )
     if reason := reason_of(names[0]):

@@ -14,6 +14,7 @@ import numpy as np
 from pace.llm.models.model_config import count
 from pace.llm.models.towers.siglip import Gemma3VisionConfig
 from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, limit_of, square
+from pace.llm.processors.settings import check_same
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.patches import normalised, resize
@@ -47,11 +48,7 @@ class Gemma3ImageProcessor(ImageProcessor):
         if not isinstance(config.get("vision_config"), dict):
             return self
         vision = Gemma3VisionConfig.of_whole(config, 0)
-        if vision.image_size != self.size:
-            raise ValueError(
-                f"config.json: vision_config.image_size = {vision.image_size} contradicts the processor's settings, "
-                f"which have {self.size}"
-            )
+        check_same("vision_config.image_size", vision.image_size, self.size)
         num_tokens = vision.tokens_per_side**2
         return replace(self, mm_tokens_per_image=num_tokens, patches_per_side=vision.patches_per_side)
 

@@ -17,6 +17,7 @@ from pace.llm.models.model_config import count, declared, flag
 from pace.llm.models.towers.gemma4_unified import Gemma4UnifiedVisionConfig
 from pace.llm.models.towers.gemma4_vision import Gemma4VisionConfig
 from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, channels, limit_of
+from pace.llm.processors.settings import check_same
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.patches import level_table, make_pixel_patches, resize
@@ -59,11 +60,7 @@ class Gemma4ImageProcessor(ImageProcessor):
             return self
         vision = self.read_tower(config["vision_config"])
         for name in ("patch_size", "pooling_kernel_size"):
-            if getattr(vision, name) != getattr(self, name):
-                raise ValueError(
-                    f"config.json: vision_config.{name} = {getattr(vision, name)} contradicts the processor's "
-                    f"settings, which have {getattr(self, name)}"
-                )
+            check_same(f"vision_config.{name}", getattr(vision, name), getattr(self, name))
         return replace(self, max_side=self.positions_of(vision))
 
     @staticmethod

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from pace.llm.models.model_config import count, number
-from pace.llm.processors.settings import read_settings
+from pace.llm.processors.settings import check_same, read_settings
 from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.mel import SAMPLING_RATE, log_mel_of_magnitudes
 from pace.media.sound import SoundSource, open_sound
-from pace.naming import counted, shown
+from pace.naming import counted
 
 FRAME, HOP, FFT = 320, 160, 512
 """Samples of a frame, between frames, and of a transform."""
@@ -63,7 +63,7 @@ class Gemma4Sound:
         return Media("audio", self.frames(samples), None, num_tokens, digest)
 
     def layout(self, source: SoundSource, max_tokens: int | None = None) -> Layout:
-        """The text of a clip, from its header alone. Raises as `prepare`."""
+        """The text of a clip, from only its header. Raises as `prepare`."""
         num_tokens = self._tokens(open_sound(source, SAMPLING_RATE).num_samples(SAMPLING_RATE), max_tokens)
         return Layout(f"<|audio>{self.token * num_tokens}<audio|>", (num_tokens,))
 
@@ -153,11 +153,7 @@ class Gemma4UnifiedAudioProcessor(Gemma4Sound):
 
     def check_tower(self, audio_config: Any) -> None:
         size = audio_config.get("audio_embed_dim", 640) if isinstance(audio_config, dict) else 640
-        if size != self.audio_samples_per_token:
-            raise ValueError(
-                f"config.json: audio_config.audio_embed_dim = {shown(size)} contradicts the processor's settings, "
-                f"which have {self.audio_samples_per_token}"
-            )
+        check_same("audio_config.audio_embed_dim", size, self.audio_samples_per_token)
 
     def frames(self, samples: np.ndarray) -> np.ndarray:
         filled = np.pad(samples, (0, -len(samples) % self.audio_samples_per_token))

@@ -15,10 +15,11 @@ import numpy as np
 
 from pace.llm.models.model_config import count, flag, number
 from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, limit_of
+from pace.llm.processors.settings import check_same
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.patches import cut_tiles, make_pixel_patches, resize
-from pace.naming import counted, shown
+from pace.naming import counted
 
 MAX_TILES = 64
 """Upper bound of `max_tiles`; checkpoints have 10."""
@@ -95,10 +96,7 @@ class Lfm2VlImageProcessor(ImageProcessor):
             ("vision_config.patch_size", vision.get("patch_size", 16), self.encoder_patch_size),
             ("downsample_factor", config.get("downsample_factor", 2), self.downsample_factor),
         ):
-            if found != own:
-                raise ValueError(
-                    f"config.json: {name} = {shown(found)} contradicts the processor's settings, which have {own}"
-                )
+            check_same(name, found, own)
         return self
 
     @cached_property

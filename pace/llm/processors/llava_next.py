@@ -25,6 +25,7 @@ from pace.llm.models.towers.anyres import (
 )
 from pace.llm.processors.image_processor import ONLY, backends, limit_of
 from pace.llm.processors.llava import LlavaImageProcessor, center_crop, sides
+from pace.llm.processors.settings import check_same
 from pace.media.images import image_size, load_rgb, open_source, pillow
 from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.patches import cut_tiles, normalised, resize
@@ -55,12 +56,7 @@ class LlavaNextImageProcessor(LlavaImageProcessor):
         if not isinstance(config.get("vision_config"), dict):
             return self
         projector = self.projector.read(config)
-        own, theirs = self.image_grid_pinpoints, projector.image_grid_pinpoints
-        if own != theirs:
-            raise ValueError(
-                f"config.json: image_grid_pinpoints = {shown(theirs)} contradicts the processor's settings, "
-                f"{shown(own)}"
-            )
+        check_same("image_grid_pinpoints", projector.image_grid_pinpoints, self.image_grid_pinpoints)
         if self.crop_size != self.final_size:
             raise ValueError(
                 f"the processor's settings cut tiles of {shown(self.crop_size)} pixels, and resize them to "

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pace.llm.models.model_config import count
-from pace.llm.processors.settings import read_settings
+from pace.llm.processors.settings import check_same, read_settings
 from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.mel import SAMPLING_RATE, log_mel
 from pace.media.sound import SoundSource, open_sound
-from pace.naming import counted, shown
+from pace.naming import counted
 
 CHUNK = 100
 """Frames that the tower reads together: a second."""
@@ -70,14 +70,10 @@ class Qwen3OmniAudioProcessor:
     def check_tower(self, audio_config: Any) -> None:
         """Raises ValueError if the bands are not those of the tower that config.json describes."""
         bands = audio_config.get("num_mel_bins", 128) if isinstance(audio_config, dict) else self.feature_size
-        if bands != self.feature_size:
-            raise ValueError(
-                f"config.json: audio_config.num_mel_bins = {shown(bands)} contradicts the processor's settings, which "
-                f"have {self.feature_size}"
-            )
+        check_same("audio_config.num_mel_bins", bands, self.feature_size)
 
     def layout(self, source: SoundSource, max_tokens: int | None = None) -> Layout:
-        """The placeholders of a clip, from its header alone. Raises as `prepare`."""
+        """The placeholders of a clip, from only its header. Raises as `prepare`."""
         num_tokens = self._tokens(open_sound(source, SAMPLING_RATE).num_samples(SAMPLING_RATE), max_tokens)
         return Layout(self.token * num_tokens, (num_tokens,))
 

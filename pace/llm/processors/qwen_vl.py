@@ -14,7 +14,7 @@ import numpy as np
 
 from pace.llm.models.model_config import count
 from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, channels, limit_of
-from pace.llm.processors.settings import read_settings
+from pace.llm.processors.settings import check_same, read_settings
 from pace.media.images import image_size, load_rgb, open_source
 from pace.media.media import Layout, Media, MediaError, digest_of
 from pace.media.patches import make_patches, resize
@@ -69,11 +69,7 @@ class QwenImageProcessor(ImageProcessor):
         if not isinstance(vision_config, dict):
             return self
         for name, own in self.sizes.items():
-            if name in vision_config and vision_config[name] != own:
-                raise ValueError(
-                    f"config.json: vision_config.{name} = {shown(vision_config[name])} contradicts the processor's "
-                    f"settings, which have {own}"
-                )
+            check_same(f"vision_config.{name}", vision_config.get(name, own), own)
         return self
 
     @property

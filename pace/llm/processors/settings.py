@@ -75,3 +75,11 @@ def read_settings(
             allowed = ", ".join(map(shown, only[name]))
             raise NotImplementedError(f"{file}: {name} = {shown(value)} is not implemented; implemented: {allowed}")
     return values
+
+
+def check_same(field: str, given: Any, own: Any) -> None:
+    """Raises ValueError if a field of config.json contradicts the processor's settings, which have `own`."""
+    if given != own:
+        raise ValueError(
+            f"config.json: {field} = {shown(given)} contradicts the processor's settings, which have {own}"
+        )

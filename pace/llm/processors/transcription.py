@@ -43,7 +43,7 @@ def check_transcribes(encoder: PromptEncoder, model: str = "this model") -> None
     """Raises ValueError for a model that takes no sound, or that was not trained to transcribe in this form."""
     encoder.check_kind(MediaPart("audio", None), model)
     if not getattr(encoder.processors["audio"], "transcribes", False):
-        raise ValueError(f"{model} takes sound, but is no model for transcriptions; ask it for the words in a chat")
+        raise ValueError(f"{model} takes sound, but is not a model for transcriptions; ask it for the words in a chat")
 
 
 def transcription_prompt(language: str | None = None, prompt: str = "") -> str:

@@ -250,7 +250,7 @@ def read_mask_token(config: PardConfig, checkpoint: Checkpoint, vocab_size: int)
         token, source = checkpoint.config.get("pard_token"), f"pard_token in {directory}/config.json"
     if token is None:
         raise ValueError(
-            f"{directory}/config.json names no pard_token, so this is no PARD model; give its mask token as "
+            f"{directory}/config.json names no pard_token, so this is not a PARD model; give its mask token as "
             f"PardConfig(mask_token_id=...), or use "
             f"DraftModelConfig for an ordinary draft model"
         )

@@ -235,7 +235,7 @@ def _with_letters(text: str, marks: Marks) -> str:
 
 
 def _num_letters(marks: Marks, index: int) -> int:
-    """Returns the number of letters before an index of the text with letters."""
+    """Returns the number of letters that `_with_letters` has inserted before an index of its result."""
     return sum(place + number < index for number, (place, _) in enumerate(marks))
 
 

@@ -64,7 +64,7 @@ class ServedAdapters:
         if scales is None:
             return name if name in self._paths else None
         if name in self._paths:
-            raise invalid("lora", f"does not go together with the model {name!r}, which is an adapter")
+            raise invalid("lora", f"cannot be combined with the model {name!r}, which is an adapter")
         by_number = {number: known for known, number in self._numbers.items()}
         chosen = []
         for number, scale in scales:

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,19 +16,17 @@ from torch import Tensor
 from pace import __version__
 from pace.llm.embedding_model import EmbeddingModel
 from pace.llm.encoding.embedder import TextTokens
-from pace.llm.engine.turns import NO_TURNS
+from pace.llm.engine.driver import StepDriver
 from pace.llm.loading.options import LoadOptions
-from pace.server.adapters.served import ServedAdapters
-from pace.server.admission import Admission
 from pace.server.embeddings.jobs import CLASSIFY, EMBED, SCORE, Encoded, EncodingJob
 from pace.server.embeddings.metrics import EncodingMetrics
 from pace.server.embeddings.running import run_in_parts
 from pace.server.embeddings.texts import TextReader
 from pace.server.errors import ApiError, invalid
+from pace.server.models.base import ModelService, why_unwell
 from pace.server.models.shared import Shared
 from pace.server.options import ServeOptions
 from pace.server.prompts import PromptReader
-from pace.server.service import WHY_NOT, why_unwell
 
 TEXTS_AT_ONCE = 64
 """Texts of different requests in the model at once: a step of 1,024 tokens has room for 64 queries of 16 tokens."""
@@ -39,7 +37,7 @@ READ_TOGETHER = 64
 PATHS = {EMBED: "/v1/embeddings", SCORE: "/v1/rerank and /v1/score", CLASSIFY: "/v1/classify"}
 
 
-class EmbeddingService:
+class EmbeddingService(ModelService):
     """Loads an EmbeddingModel, and answers jobs with it until it is unloaded or drained. A `HostedModel` of a pool.
 
     `load`, `unload` and `close` may be called on any thread, everything else on the event loop.
@@ -54,23 +52,12 @@ class EmbeddingService:
         for name in ("lora", "lora_dir", "media", "media_hosts", "prefix_dir"):
             if getattr(options, name):
                 raise ValueError(f"{name} is for models that generate text, and {options.model} makes vectors")
-        self.options = options
-        self.limits = options.limits
-        self.status = "loading"
-        self.started = int(time.time())
-        self.shared = shared or Shared(options)
+        super().__init__(options, shared)
         self.model: EmbeddingModel | None = None
-        self.reader: PromptReader | None = None
-        """For `/tokenize` and the like."""
-        self.admission: Admission | None = None
-        self.max_length: int | None = None
         self.labels: dict[int, str] = {}
         """Names of the classifier's labels."""
         self.prefixes = None
-        self.adapters = ServedAdapters(options)
-        """Always empty: adapters are for models that generate text."""
         self._arguments = arguments
-        self._turns: AbstractContextManager[None] = NO_TURNS
         self._texts: TextReader | None = None
         self._reading = asyncio.Lock()
         """Held while texts are read, so that one worker is left for other models."""
@@ -85,18 +72,9 @@ class EmbeddingService:
 
     # -- life cycle ----------------------------------------------------------------------------------------------------
 
-    def use_turns(self, turns: AbstractContextManager[None]) -> None:
-        """Steps the model only in its turns, from the next `load` on."""
-        self._turns = turns
-
-    def load(self) -> None:
-        """Loads the model, also again after `unload`. Raises the errors of `LoadOptions` and `EmbeddingModel`."""
-        try:
-            load = LoadOptions(**self._arguments)
-            self.use(EmbeddingModel._open(load, keeps_dtype="dtype" not in self._arguments))
-        except BaseException:
-            self.status = "failed"
-            raise
+    def _open(self) -> None:
+        load = LoadOptions(**self._arguments)
+        self.use(EmbeddingModel._open(load, keeps_dtype="dtype" not in self._arguments))
 
     def use(self, model: EmbeddingModel) -> None:
         """Serves a loaded model. Raises ValueError for dimensions that it does not have."""
@@ -112,9 +90,7 @@ class EmbeddingService:
             model_name=self.names[0],
         )
         self._texts = TextReader(model, self.limits)
-        if self.admission is None:
-            shared = self.shared
-            self.admission = Admission(self.limits, TEXTS_AT_ONCE, shared.metrics.rejected, shared.requests_of_key)
+        self.open_queue(TEXTS_AT_ONCE)
         self._described = {
             "max_model_len": model.max_length,
             "dimensions": self.options.dimensions or model.dimensions,
@@ -164,11 +140,8 @@ class EmbeddingService:
         return self.limits.body_bytes
 
     @property
-    def why_unwell(self) -> str | None:
-        """Reason why nothing can be answered any more, or why a step is stuck; None if all is well."""
-        if self.status == "failed":
-            return "the model could not be loaded"
-        return None if self.model is None else why_unwell(self.model.embedder.driver)
+    def driver(self) -> StepDriver | None:
+        return None if self.model is None else self.model.embedder.driver
 
     @property
     def described(self) -> dict[str, Any]:
@@ -198,40 +171,21 @@ class EmbeddingService:
             raise self.not_ready()
         return self.model
 
-    def not_ready(self) -> ApiError:
-        """Returns the error of a request before the model is loaded, or during shutdown."""
-        return ApiError(503, WHY_NOT.get(self.status, "the model could not be loaded"), headers={"retry-after": "5"})
-
     # -- for endpoints -------------------------------------------------------------------------------------------------
 
     def check_model(self, name: str | None) -> str:
         """Returns the model's name for the answer."""
         return self.names[0] if name is None else name
 
-    def check_ready(self) -> None:
-        """Raises ApiError 503 before the model is loaded, and during shutdown."""
-        _ = self.loaded
-
-    def check_room(self) -> None:
-        """Raises ApiError 429 if the queue has no room for any request."""
-        if self.admission is not None:
-            self.admission.check_room()
-
     async def fetch_images(self, request: Any, check: Any) -> None:
         """Does nothing: texts have no images."""
-
-    async def work(self, function: Any, *arguments: Any) -> Any:
-        """Returns the result of `function`, run by a worker."""
-        return await self.shared.work(function, *arguments)
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
     async def encode(self, job: EncodingJob, key: str | None = None) -> Encoded:
         """Returns the values of a job. `key` is the client's. Raises ApiError."""
         model = self.loaded
-        if job.priority and not self.options.allow_priority:
-            message = "priority is disabled here (start the server with --allow-priority); leave it out, or send 0"
-            raise ApiError(400, message, param="priority")
+        self.check_priority(job.priority)
         self._check(job, model)
         begin = time.perf_counter()
         with self._cancellable(), self.admission.request(key):

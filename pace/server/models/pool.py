@@ -17,11 +17,11 @@ from pace.llm.engine.tracebacks import forget_engine_frames
 from pace.llm.engine.turns import StepTurns
 from pace.memory import give_back_memory
 from pace.server.errors import LOADING, ApiError, NotWell, invalid, not_served
+from pace.server.models.base import WHY_NOT
 from pace.server.models.hosted import HostedModel
 from pace.server.models.shared import Shared
 from pace.server.network.threads import in_thread
 from pace.server.options import ModelEntry, ServeOptions
-from pace.server.service import WHY_NOT
 
 logger = logging.getLogger("pace")
 

@@ -100,11 +100,16 @@ def write_gguf(
         writer.add_tensor(names(name), data, raw_dtype=kind)
     for name, factors in rope.items():
         writer.add_tensor(name, factors)
+    finish(writer)
+    return rearranged(held, config, back=True)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Writes all of a file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()  # no progress bar, which would go to stderr
     writer.close()
-    return rearranged(held, config, back=True)
 
 
 def tensor_names(architecture: str, num_layers: int) -> Callable[[str], str]:

@@ -14,6 +14,7 @@ import gguf
 
 from benchmarks.comparison.gguf_families import permute, rope_factors
 from pace.llm import DraftModelConfig, LLMModel
+from tests.checkpoints.gguf.files import finish
 from tests.llm.models.draft_heads import run, runners, save_eagle3
 from tests.llm.models.variants import save_tiny
 
@@ -46,27 +47,26 @@ NAMES = {
 def write_eagle3(path, state, config, left_out=(), **keys) -> None:
     """Writes a drafter as llama.cpp's converter does. `keys` replace keys; None leaves one out."""
     writer = gguf.GGUFWriter(path, "eagle3")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    own = {
+    known = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": 1,
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        **{f"attention.{part}_length": config["head_dim"] for part in ("key", "value")},
+        "rope.dimension_count": config["head_dim"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "target_layers": config["eagle_aux_hidden_state_layer_ids"],
         "target_hidden_size": config["target_hidden_size"],
         "norm_before_residual": config.get("norm_before_residual", False),
         "norm_before_fc": config.get("norm_before_fc", False),
     }
-    for key, value in (own | keys).items():
-        add = {list: writer.add_array, bool: writer.add_bool, int: writer.add_uint32}.get(type(value))
-        if add:
-            add(f"eagle3.{key}", value)
+    adders = {list: writer.add_array, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    for key, value in (known | keys).items():
+        if value is not None:
+            adders[type(value)](f"eagle3.{key}", value)
     for name, tensor in state.items():
         module = name.removeprefix("midlayer.").removesuffix(".weight")
         if module.endswith(("q_proj", "k_proj")):
@@ -78,10 +78,7 @@ def write_eagle3(path, state, config, left_out=(), **keys) -> None:
             writer.add_tensor(f"{NAMES[module]}.weight", tensor.contiguous().numpy())
     if "rope_scaling" in config:
         writer.add_tensor("rope_freqs.weight", rope_factors({"rope_theta": 10000.0, **config}))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def saved(tmp_path, **fields):

@@ -12,7 +12,7 @@ from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.llm import LLMModel
 from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
-from tests.checkpoints.gguf.files import write_gguf
+from tests.checkpoints.gguf.files import finish, write_gguf
 from tests.llm.models.variants import save_tiny
 from tests.plugins.tiers import sample
 
@@ -98,10 +98,7 @@ def test_experts_before_they_were_stacked(tmp_path):
             continue
         for expert, matrix in enumerate(tensor.data):
             writer.add_tensor(tensor.name.replace("_exps", f".{expert}"), matrix)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
     assert torch.equal(logits(apart), logits(stacked))
 

@@ -104,7 +104,7 @@ def test_a_choice_among_functions(engine, run):
         assert run(engine.predict(story, functions, tool_choice=choice)).message.tool_calls
     question = [ChatMessage.user("What is the weather in Rome?")]
     assert not run(engine.predict(question, functions, tool_choice="none", max_tokens=20)).message.tool_calls
-    with pytest.raises(ValueError, match="is no tool of this request"):
+    with pytest.raises(ValueError, match="is not a tool of this request"):
         run(engine.predict(story, functions, tool_choice={"type": "function", "function": {"name": "other"}}))
 
 

@@ -293,7 +293,7 @@ def test_arguments_of_the_wrong_type(bert):
         ]:
             with pytest.raises(TypeError, match=message):
                 call()
-        with pytest.raises(ValueError, match="text 1 is no valid text"):
+        with pytest.raises(ValueError, match="text 1 is not valid text"):
             model.embed(["a", "\ud800"])
         with pytest.raises(TypeError, match="unknown|has no option"):
             EmbeddingModel(bert[0], pooling="mean")

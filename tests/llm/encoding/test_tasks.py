@@ -179,7 +179,7 @@ CONFIGS = {
     "must be names of tasks": {"lora_adaptations": ["a", 3]},
     "names a task twice": {"lora_adaptations": ["a", "a"]},
     "must map tasks to texts": {"task_instructions": ["a"]},
-    "'other', which is no task": {"task_instructions": {"other": "x"}},
+    "'other', which is not a task": {"task_instructions": {"other": "x"}},
     "lora_rank is 4 in config.json": {"lora_rank": 4},
     r"must be floats \[2, ...\]": {"lora_adaptations": ["a", "b"], "task_instructions": {}},
 }

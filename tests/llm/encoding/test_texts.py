@@ -53,7 +53,7 @@ def test_too_long_is_an_error_that_says_which():
         encoder.texts(["a", "b", "c", "d", "x" * 40], truncate=False)
     with pytest.raises(ValueError, match="text 1 has 9 tokens"):
         encoder.pairs([("a", "b"), ("abc", "def")], truncate=False)
-    with pytest.raises(ValueError, match="text 0 is no valid text"):
+    with pytest.raises(ValueError, match="text 0 is not valid text"):
         encoder.texts(["\ud800"], truncate=True)
     with pytest.raises(ValueError, match="has no room"):
         TextEncoder(own(word_pieces()), 2).texts(["abc"], truncate=True)

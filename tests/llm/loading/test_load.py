@@ -55,12 +55,8 @@ def test_every_dtype_as_every_other(stored, dtype, backend, tiny, tmp_path):
 
 
 def matrices(model):
-    from tests.fuzz.run import all_layers
-
     return [
-        model.ops.unpack(layer.weight)
-        for layer in all_layers(model)
-        if hasattr(layer, "weight") and hasattr(layer, "parts")
+        model.ops.unpack(layer.weight) for layer in model.walk() if hasattr(layer, "weight") and hasattr(layer, "parts")
     ]
 
 

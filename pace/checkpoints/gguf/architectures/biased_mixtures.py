@@ -14,11 +14,8 @@ from pace.checkpoints.gguf.architectures.changes import (
     only_sigmoids,
     rotations,
 )
-from pace.checkpoints.gguf.architectures.mixtures import DEEPSEEK, SIZED_EXPERTS
+from pace.checkpoints.gguf.architectures.mixtures import LIKE_DEEPSEEK, NORMALISED, SIZED_EXPERTS
 from pace.checkpoints.gguf.architectures.names import AFTER_ATTENTION, BIASED, HUNYUAN_NORMS, NEXTN
-
-NORMALISED = {"norm_topk_prob": Key("expert_weights_norm", True)}
-LIKE_DEEPSEEK = {**DEEPSEEK, **NORMALISED, "n_shared_experts": Key("expert_shared_count", 1)}
 
 
 def bailingmoe2(fields: Fields, keys: Keys) -> Fields:

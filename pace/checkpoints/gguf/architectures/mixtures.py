@@ -29,11 +29,14 @@ from pace.checkpoints.gguf.architectures.changes import (
 from pace.checkpoints.gguf.architectures.forms import ONE_ROW
 from pace.checkpoints.gguf.architectures.names import (
     AFTER_ATTENTION,
+    BIASED,
+    BIASED_EXPERTS,
     GRANITE_MOE,
     HUNYUAN_NORMS,
     LATENT,
     LLAMA,
     NEXTN,
+    SHARED_EXPERTS,
     gated,
 )
 
@@ -46,7 +49,8 @@ DEEPSEEK = {
     "n_group": Key("expert_group_count", 1),
     "topk_group": Key("expert_group_used_count", 1),
 }
-CORRECTION = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
+NORMALISED = {"norm_topk_prob": Key("expert_weights_norm", True)}
+LIKE_DEEPSEEK = {**DEEPSEEK, **NORMALISED, "n_shared_experts": Key("expert_shared_count", 1)}
 
 
 def qwen2moe(fields: Fields, keys: Keys) -> Fields:
@@ -202,10 +206,7 @@ MIXTURES = (
     Architecture(
         "ernie4_5-moe", "ernie4_5_moe", present=USE_BIAS,
         forms={"mlp.moe_statics.e_score_correction_bias": ONE_ROW},
-        names=LLAMA.but({
-            "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias",
-            **gated("mlp.shared_experts", "_shexp"),
-        }),
+        names=BIASED.but({"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"}),
         keys={
             **SIZED_EXPERTS,
             "moe_num_shared_experts": Key("expert_shared_count", 0),
@@ -215,13 +216,8 @@ MIXTURES = (
     ),
     Architecture(
         "glm4moe", "glm4_moe", defaults=ROTATES_ALL, convert=only_sigmoids,
-        names=LLAMA.but({**AFTER_ATTENTION, **CORRECTION, **NEXTN, **gated("mlp.shared_experts", "_shexp")}),
-        present={**ATTENTION_BIAS, "use_qk_norm": "blk.0.attn_q_norm.weight"},
-        keys={
-            **DEEPSEEK,
-            "n_shared_experts": Key("expert_shared_count", 1),
-            "norm_topk_prob": Key("expert_weights_norm", True),
-        },
+        names=BIASED.but({**AFTER_ATTENTION, **NEXTN}),
+        present={**ATTENTION_BIAS, "use_qk_norm": "blk.0.attn_q_norm.weight"}, keys=LIKE_DEEPSEEK,
     ),
     Architecture(
         "phimoe", "phimoe", present={**ATTENTION_BIAS, "lm_head_bias": "output.bias"}, keys=EXPERTS,
@@ -240,7 +236,7 @@ MIXTURES = (
     Architecture(
         "cohere2moe", "cohere2_moe", layer_norms="layer_norm_eps", present=ATTENTION_BIAS, convert=cohere2moe,
         window=alternating(4, full_first=True), absent=("intermediate_size",),
-        names=LLAMA.but(gated("mlp.shared_experts", "_shexp")),
+        names=LLAMA.but(SHARED_EXPERTS),
         keys={
             **EXPERTS,
             "intermediate_size": Key("expert_feed_forward_length"),
@@ -254,7 +250,7 @@ MIXTURES = (
     ),
     Architecture(
         "deepseek2", "deepseek_v3", marker="deepseek2.expert_count", latent=True, convert=deepseek2,
-        names=LATENT.but({**CORRECTION, **NEXTN, **gated("mlp.shared_experts", "_shexp")}),
+        names=LATENT.but({**BIASED_EXPERTS, **NEXTN}),
         keys={
             **DEEPSEEK,
             "num_nextn_predict_layers": Key("nextn_predict_layers", 0),
@@ -264,9 +260,7 @@ MIXTURES = (
     ),
     Architecture(
         "mistral4", "mistral4", latent=True, convert=mistral4,
-        names=LATENT.but({
-            "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj", **gated("mlp.shared_experts", "_shexp"),
-        }),
+        names=LATENT.but({"ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj", **SHARED_EXPERTS}),
         keys={
             **DEEPSEEK,
             "n_shared_experts": Key("expert_shared_count"),

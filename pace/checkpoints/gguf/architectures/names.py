@@ -112,8 +112,9 @@ PHI2 = replace(
 GLM4 = PHI3.but({"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"})
 HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 SHARED_EXPERTS = gated("mlp.shared_experts", "_shexp")
-BIASED = LLAMA.but({"exp_probs_b.bias": "mlp.gate.e_score_correction_bias", **SHARED_EXPERTS})
+BIASED_EXPERTS = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias", **SHARED_EXPERTS}
 """Experts that a bias helps to choose, next to shared ones."""
+BIASED = LLAMA.but(BIASED_EXPERTS)
 LATENT = LLAMA.but(
     {
         "attn_q_a": "self_attn.q_a_proj",
@@ -243,8 +244,7 @@ QWEN3_NEXT = LLAMA.but(
 )
 KIMI_LINEAR = LATENT.but(
     {
-        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-        **SHARED_EXPERTS,
+        **BIASED_EXPERTS,
         **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
         **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
         "ssm_beta": "self_attn.b_proj",

@@ -188,7 +188,7 @@ class Projector:
     name: str
     """Value of clip.projector_type."""
     models: Mapping[str, Whole]
-    """Architecture of the text -> model of a file that has this tower alone."""
+    """Architecture of the text -> model of a file that has only this tower."""
     read: Callable[[TowerFile], Tower]
     """Converts a tower. Raises ValueError or NotImplementedError that names the file."""
     states_width: bool = True

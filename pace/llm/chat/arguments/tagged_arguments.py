@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pace.grammar.validation import is_valid
+from pace.grammar.validation import is_valid, parse_json
 from pace.llm.chat.arguments.base import Reader, Reading, Rules, State
 from pace.llm.chat.arguments.json_arguments import JsonScanner
 from pace.llm.chat.literals import MORE, NO, blank, match, pattern, terminals
@@ -266,11 +266,7 @@ def _quoted(text: str) -> str:
 def _is_json(text: str) -> bool:
     """True if Python can read a text as JSON."""
     try:
-        json.loads(text, parse_constant=_refuse)
+        parse_json(text)
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")

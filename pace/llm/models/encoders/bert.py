@@ -19,21 +19,13 @@ from pace.batch import ForwardBatch, Positions
 from pace.llm.layers import Attention, Block, Embedding, Layer, LayerNorm, Linear, NoNorm, NoRotary, PlainMLP
 from pace.llm.models.encoders.encoder import Encoder, EncoderConfig
 from pace.llm.models.encoders.heads import Head
-from pace.llm.models.model_config import (
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    activation,
-    check_divides,
-    checked_head_dim,
-    count,
-    number,
-    token_ids,
-)
+from pace.llm.models.families.equal_heads import EqualHeadsConfig
+from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, activation, count, number, token_ids
 from pace.ops.protocol import ForwardOps, Ops
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertConfig(EncoderConfig):
+class BertConfig(EqualHeadsConfig, EncoderConfig):
     vocab_size: int = count(30522)
     hidden_size: int = count(768)
     num_hidden_layers: int = count(12, MAX_LAYERS)
@@ -49,14 +41,6 @@ class BertConfig(EncoderConfig):
         "is_decoder": (None, False),
         "position_embedding_type": (None, "absolute"),
     }
-
-    def check(self) -> None:
-        check_divides(self, "num_attention_heads", "hidden_size")
-        checked_head_dim(self.head_dim)
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
 
     @property
     def embedding_size(self) -> int:
@@ -130,9 +114,7 @@ class BertModel(Encoder):
         names = LayerNames(*[f"{name}.{part}" for part in self.layer_names])
         hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
         norms = [LayerNorm(norm, hidden, config.layer_norm_eps) for norm in (names.attention_norm, names.mlp_norm)]
-        mlp = PlainMLP(
-            Linear({names.up: inner}, hidden, True), Linear({names.down: hidden}, inner, True), config.hidden_act
-        )
+        mlp = PlainMLP.named(names.up, names.down, hidden, inner, config.hidden_act, bias=True)
         return Block(
             NoNorm(),
             self.make_attention(names, Positions(heads, config.head_dim, config.head_dim)),

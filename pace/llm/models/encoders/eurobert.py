@@ -36,9 +36,9 @@ class EuroBertConfig(LlamaConfig, EncoderConfig):
 
 
 class DecoderLayers(Encoder):
-    """An encoder that consists of the parts of a causal model."""
+    """An encoder that consists of the parts of a causal model, `Decoder`."""
 
-    Decoder: ClassVar[type[LlamaForCausalLM]]
+    Decoder: ClassVar[type[LlamaForCausalLM]] = LlamaForCausalLM
     prefix = "model."
 
     def __init__(self, config: EuroBertConfig, dtype: torch.dtype, ops: Ops):
@@ -59,7 +59,6 @@ class DecoderLayers(Encoder):
 
 class EuroBertModel(DecoderLayers):
     Config = EuroBertConfig
-    Decoder = LlamaForCausalLM
     outside = ("classifier.", "dense.", "lm_head.")
     ignored_tensors = (*LlamaForCausalLM.ignored_tensors, r"lm_head\..*")
 

@@ -6,14 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from pace.llm.layers import RopeConfig
-from pace.llm.models.encoders.heads import Head
 from pace.llm.models.encoders.rotary_encoder import RotaryEncoder, RotaryEncoderConfig
 from pace.llm.models.model_config import MAX_POSITIONS, count, read_number
 from pace.naming import shown
-from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +64,7 @@ def without_ntk(fields: dict[str, Any], head_dim: int) -> dict[str, Any]:
 class GteModel(RotaryEncoder):
     Config = GteConfig
     prefix = "gte."
+    head_names = ("gte.pooler.dense", "classifier")
     text_prefixes: ClassVar[dict[str, str]] = {"new.": "gte."}
     other_names: ClassVar[dict[str, str]] = {
         r"(^|\.)encoder\.layer\.": r"\1layers.",
@@ -75,11 +72,6 @@ class GteModel(RotaryEncoder):
         r"\.attn_ln\.": ".post_attention_layernorm.",
         r"\.mlp_ln\.": ".post_mlp_layernorm.",
     }
-
-    def __init__(self, config: GteConfig, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        if self.num_labels:
-            self.head = Head("gte.pooler.dense", "tanh", "classifier", config.hidden_size, self.num_labels)
 
     def ignored(self) -> Iterator[str]:
         """gte-multilingual-base also has a classifier of tokens, for sparse vectors."""

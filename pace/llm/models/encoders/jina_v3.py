@@ -7,17 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from pace.llm.adapters.tasks import read_tasks
 from pace.llm.adapters.weights import AdapterWeights
 from pace.llm.layers import PlainMLP
 from pace.llm.loading.fill import TensorReader
-from pace.llm.models.encoders.heads import Head
 from pace.llm.models.encoders.rotary_encoder import RotaryEncoder, RotaryEncoderConfig
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, number
 from pace.naming import shown
-from pace.ops.protocol import Ops
 
 logger = logging.getLogger("pace")
 
@@ -62,7 +58,7 @@ class JinaEmbeddingsV3Config(RotaryEncoderConfig):
         if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
             raise ValueError(f"config.json: task_instructions must map tasks to texts; got {shown(texts)}")
         if unknown := texts.keys() - set(tasks):
-            raise ValueError(f"config.json: task_instructions has {shown(min(unknown))}, which is no task")
+            raise ValueError(f"config.json: task_instructions has {shown(min(unknown))}, which is not a task")
         return super().derived(fields) | {"tasks": tuple((task, texts.get(task, "")) for task in tasks)}
 
 
@@ -78,12 +74,8 @@ class JinaEmbeddingsV3Model(RotaryEncoder):
         r"\.norm1\.": ".post_attention_layernorm.",
         r"\.norm2\.": ".post_mlp_layernorm.",
     }
+    head_names = ("classifier.dense", "classifier.out_proj")
     tensors_apart = (r".*\.parametrizations\.weight\.0\.lora_[AB]",)
-
-    def __init__(self, config: JinaEmbeddingsV3Config, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        if self.num_labels:
-            self.head = Head("classifier.dense", "tanh", "classifier.out_proj", config.hidden_size, self.num_labels)
 
     @property
     def instructions(self) -> Mapping[str, str]:

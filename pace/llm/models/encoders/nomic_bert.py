@@ -24,7 +24,6 @@ from pace.llm.layers import (
     one_by_one,
     stacked,
 )
-from pace.llm.models.encoders.heads import Head
 from pace.llm.models.encoders.rotary_encoder import RotaryEncoder, RotaryEncoderConfig
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, activation, count, declared, flag, token_ids
 from pace.llm.models.rope_config import read_rope
@@ -148,6 +147,7 @@ class NomicBertConfig(RotaryEncoderConfig):
 class NomicBertModel(RotaryEncoder):
     Config = NomicBertConfig
     prefix = "nomic_bert."
+    head_names = ("nomic_bert.pooler.dense", "classifier")
     config: NomicBertConfig
     text_prefixes: ClassVar[dict[str, str]] = {"bert.": "nomic_bert."}
     other_names: ClassVar[dict[str, str]] = {
@@ -161,11 +161,6 @@ class NomicBertModel(RotaryEncoder):
         r"\.norm1\.": ".post_attention_layernorm.",
         r"\.norm2\.": ".post_mlp_layernorm.",
     }
-
-    def __init__(self, config: NomicBertConfig, dtype: torch.dtype, ops: Any):
-        super().__init__(config, dtype, ops)
-        if self.num_labels:
-            self.head = Head("nomic_bert.pooler.dense", "tanh", "classifier", config.hidden_size, self.num_labels)
 
     def choose(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
         super().choose(tensors)

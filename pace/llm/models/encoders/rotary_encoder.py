@@ -28,6 +28,7 @@ from pace.llm.layers import (
 )
 from pace.llm.models.encoders.bert import BertModel, NoEmbedding, TypeEmbedding
 from pace.llm.models.encoders.encoder import Encoder, EncoderConfig
+from pace.llm.models.encoders.heads import Head
 from pace.llm.models.model_config import (
     MAX_HEAD_DIM,
     MAX_LAYERS,
@@ -77,6 +78,8 @@ class RotaryEncoder(Encoder):
 
     outside = ("classifier.", "cls.", "lm_head.")
     ignored_tensors = (*BertModel.ignored_tensors, r"lm_head\..*", r".*inv_freq")
+    head_names: ClassVar[tuple[str, str]]
+    """The two matrices of a classifier."""
 
     def __init__(self, config: RotaryEncoderConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
@@ -88,6 +91,9 @@ class RotaryEncoder(Encoder):
             self.types = TypeEmbedding(f"{name}.token_type_embeddings", config.type_vocab_size, hidden)
         self.embedding_norm = self.make_norm(f"{name}.LayerNorm")
         self.layers = [self.make_layer(index) for index in range(config.num_hidden_layers)]
+        if self.num_labels:
+            dense, output = self.head_names
+            self.head = Head(dense, "tanh", output, config.hidden_size, self.num_labels)
 
     @property
     def num_types(self) -> int:

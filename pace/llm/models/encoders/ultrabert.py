@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from pace.llm.layers import RopeConfig, Rotary
+from pace.llm.layers import RopeConfig
 from pace.llm.models.encoders.encoder import EncoderConfig
 from pace.llm.models.encoders.eurobert import DecoderLayers
 from pace.llm.models.encoders.heads import PlainHead
@@ -75,14 +75,8 @@ class UltrabertConfig(TwoRotationsConfig, EncoderConfig):
         return self.sliding_window + 1 if self.slides(layer) else None
 
 
-class Layers(LlamaForCausalLM):
-    def rotary(self, layer: int) -> Rotary:
-        return self.rotaries[self.config.slides(layer)]
-
-
 class UltrabertModel(DecoderLayers):
     Config = UltrabertConfig
-    Decoder = Layers
     text_prefixes: ClassVar[dict[str, str]] = {"ultrabert.": "model."}
     outside = ("classifier.", "cls.", "head.")
     ignored_tensors = (*LlamaForCausalLM.ignored_tensors, r"(head|cls)\..*")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.layers import Attention, Block, FeedForward, NoRotary, Rotary
+from pace.llm.layers import Attention, MixtureOfExperts
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mixture_config import BiasedChoiceConfig, biased_mixture
 from pace.llm.models.families.windowed import WindowedConfig
@@ -46,6 +46,7 @@ class AfmoeConfig(BiasedChoiceConfig, WindowedConfig):
         "topk_group": (1,),
     }
     also_read: ClassVar[frozenset[str]] = WindowedConfig.also_read | {"load_balance_coeff", "use_grouped_mm"}
+    only_windows_rotate: ClassVar[bool] = True
 
     @property
     def full_every(self) -> int:
@@ -61,31 +62,18 @@ class AfmoeConfig(BiasedChoiceConfig, WindowedConfig):
 
 class AfmoeForCausalLM(LlamaForCausalLM):
     Config = AfmoeConfig
+    norm_names = ("input_layernorm", "pre_mlp_layernorm")
+    post_norm_names = ("post_attention_layernorm", "post_mlp_layernorm")
     head_norm = True
     other_names: ClassVar[dict[str, str]] = {
         r"(.*\.mlp)\.router\.gate\.": r"\1.gate.",
         r"(.*\.mlp)\.expert_bias": r"\1.gate.e_score_correction_bias",
     }
 
-    def make_layer(self, name: str, index: int) -> Block:
-        return Block(
-            self.make_norm(f"{name}.input_layernorm"),
-            self.make_attention(f"{name}.self_attn", index),
-            self.make_norm(f"{name}.pre_mlp_layernorm"),
-            self.make_feed_forward(name, index),
-            mixer_post_norm=self.make_norm(f"{name}.post_attention_layernorm"),
-            mlp_post_norm=self.make_norm(f"{name}.post_mlp_layernorm"),
-        )
-
     def make_attention(self, name: str, index: int) -> Attention:
         config, attention = self.config, super().make_attention(name, index)
         attention.add_gate(f"{name}.gate_proj", config.num_attention_heads * config.head_dim, "sigmoid")
         return attention
 
-    def rotary(self, layer: int) -> Rotary | NoRotary:
-        return self.rotaries[0] if self.config.slides(layer) else NoRotary()
-
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        if not self.config.has_experts(index):
-            return super().make_feed_forward(name, index)
-        return biased_mixture(self.config, f"{name}.mlp")
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        return biased_mixture(self.config, name)

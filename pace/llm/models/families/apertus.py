@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Block, FeedForward, Linear, LMHead, PlainMLP, RopeConfig, TiedLMHead, XieluMLP
+from pace.llm.layers import FeedForward, Linear, LMHead, PlainMLP, RopeConfig, TiedLMHead, XieluMLP
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import MAX_POSITIONS, count, declared, number, read_activation, read_number, token_ids
 from pace.llm.models.rope_config import read_rope
@@ -71,15 +71,8 @@ class ApertusConfig(LlamaConfig):
 
 class ApertusForCausalLM(LlamaForCausalLM):
     Config = ApertusConfig
+    norm_names = ("attention_layernorm", "feedforward_layernorm")
     head_norm = True
-
-    def make_layer(self, name: str, index: int) -> Block:
-        return Block(
-            self.make_norm(f"{name}.attention_layernorm"),
-            self.make_mixer(name, index),
-            self.make_norm(f"{name}.feedforward_layernorm"),
-            self.make_feed_forward(name, index),
-        )
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
         config = self.config
@@ -99,10 +92,7 @@ class Apertus1p5Config(ApertusConfig):
     """Number of rows of the LM head; null for the vocabulary."""
 
     beside_text: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("vision_config", "audio_config", "image_token_id", "audio_token_id"),
-            *("image_token_offset", "audio_token_offset"),
-        }
+        """vision_config audio_config image_token_id audio_token_id image_token_offset audio_token_offset""".split()
     )
 
     def check(self) -> None:

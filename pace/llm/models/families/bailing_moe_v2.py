@@ -6,10 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from pace.llm.layers import RopeConfig
 from pace.llm.models.families.glm4_moe import Glm4MoeConfig, Glm4MoeForCausalLM
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
-from pace.llm.models.rope_config import read_rope
 from pace.ops.experts import MAX_EXPERTS, Router
 
 
@@ -37,7 +35,6 @@ class FusedQkvConfig(Glm4MoeConfig):
         "rotary_dim",
         "router_dtype",
     }
-    default_theta: ClassVar[float]
 
     @property
     def output_bias(self) -> bool:
@@ -46,10 +43,6 @@ class FusedQkvConfig(Glm4MoeConfig):
     @property
     def shared_width(self) -> int:
         return self.moe_intermediate_size * (self.n_shared_experts or 0)
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        positions = self.max_position_embeddings
-        return read_rope(fields, head_dim, positions, partial=True, default_theta=self.default_theta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +63,7 @@ class BailingMoeV2Config(FusedQkvConfig):
     eos_token_id: int | tuple[int, ...] | None = token_ids(156892)
     pad_token_id: int | tuple[int, ...] | None = token_ids(156892)
 
-    default_theta: ClassVar[float] = 6e5
+    rope_options: ClassVar[dict[str, Any]] = {"partial": True, "default_theta": 6e5}
 
     def check(self) -> None:
         super().check()
@@ -117,7 +110,7 @@ class SarvamMoEConfig(FusedQkvConfig):
     pad_token_id: int | tuple[int, ...] | None = token_ids(0)
 
     only_here: ClassVar[dict[str, tuple]] = {"use_bias": (False,)}
-    default_theta: ClassVar[float] = 8e6
+    rope_options: ClassVar[dict[str, Any]] = {"partial": True, "default_theta": 8e6}
 
 
 class SarvamMoEForCausalLM(BailingMoeV2ForCausalLM):

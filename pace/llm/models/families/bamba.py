@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Mixer, RopeConfig
+from pace.llm.layers import Mixer
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mamba_config import MambaConfig, make_mamba
 from pace.llm.models.families.mixture_config import layer_numbers
 from pace.llm.models.model_config import MAX_POSITIONS, count, number, token_ids
-from pace.llm.models.rope_config import read_rope
 
 ROTATED = 0.5
 """Part of a head that rotates, if `rope_parameters` has none."""
@@ -33,9 +32,7 @@ class BambaConfig(MambaConfig, LlamaConfig):
         "num_logits_to_keep",
         "z_loss_coefficient",
     }
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, partial=True, default_partial=ROTATED)
+    rope_options: ClassVar[dict[str, Any]] = {"partial": True, "default_partial": ROTATED}
 
 
 class BambaForCausalLM(LlamaForCausalLM):

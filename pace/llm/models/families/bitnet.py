@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Attention, GatedMLP, NormedLinear, RMSNorm, RopeConfig
+from pace.llm.layers import Attention, GatedMLP, NormedLinear, RMSNorm
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, activation, check_divides, count, number, token_ids
-from pace.llm.models.rope_config import read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +28,7 @@ class BitNetConfig(LlamaConfig):
     eos_token_id: int | tuple[int, ...] | None = token_ids(128001)
 
     only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (False,)}
+    rope_options: ClassVar[dict[str, Any]] = {"default_theta": 5e5}
 
     def check(self) -> None:
         super().check()
@@ -38,9 +38,6 @@ class BitNetConfig(LlamaConfig):
                 f"config.json: head_dim must be hidden_size / num_attention_heads = "
                 f"{self.hidden_size // self.num_attention_heads}, the width of attn_sub_norm; got {self.head_dim}"
             )
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, default_theta=5e5)
 
 
 class BitNetForCausalLM(LlamaForCausalLM):

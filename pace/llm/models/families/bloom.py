@@ -12,23 +12,14 @@ from torch import Tensor
 from pace.batch import ForwardBatch, Positions
 from pace.llm.layers import Attention, Block, Embedding, LayerNorm, Linear, NoRotary, PlainMLP, alibi_slopes
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families.equal_heads import EqualHeadsConfig
 from pace.llm.models.families.gpt_neox import qkv_by_group
-from pace.llm.models.model_config import (
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    ModelConfig,
-    check_divides,
-    checked_head_dim,
-    count,
-    flag,
-    number,
-    token_ids,
-)
+from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
 from pace.ops.protocol import ForwardOps, Ops
 
 
 @dataclass(frozen=True, kw_only=True)
-class BloomConfig(ModelConfig):
+class BloomConfig(EqualHeadsConfig):
     vocab_size: int = count(250880)
     max_position_embeddings: int = count(2048, MAX_POSITIONS)
     """Length of the texts of the training; transformers has no limit."""
@@ -51,23 +42,9 @@ class BloomConfig(ModelConfig):
     }
     without_effect: ClassVar[dict[str, tuple]] = {"n_inner": (None,)}
     also_read: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("slow_but_exact", "attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion"),
-            *("skip_bias_add", "skip_bias_add_qkv", "offset_alibi"),
-        }
+        """slow_but_exact attention_softmax_in_fp32 masked_softmax_fusion bias_dropout_fusion skip_bias_add
+        skip_bias_add_qkv offset_alibi""".split()
     )
-
-    def check(self) -> None:
-        check_divides(self, "num_attention_heads", "hidden_size")
-        checked_head_dim(self.head_dim)
-
-    @property
-    def num_key_value_heads(self) -> int:
-        return self.num_attention_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
 
 
 class BloomForCausalLM(BaseModelForCausalLM):
@@ -100,10 +77,8 @@ def bloom_layer(config: BloomConfig, name: str) -> Block:
         NoRotary(),
         slopes=alibi_slopes(heads),
     )
-    mlp = PlainMLP(
-        Linear({f"{name}.mlp.dense_h_to_4h": 4 * hidden}, hidden, bias=True),
-        Linear({f"{name}.mlp.dense_4h_to_h": hidden}, 4 * hidden, bias=True),
-        "gelu_tanh",
+    mlp = PlainMLP.named(
+        f"{name}.mlp.dense_h_to_4h", f"{name}.mlp.dense_4h_to_h", hidden, 4 * hidden, "gelu_tanh", bias=True
     )
     first, second = (
         LayerNorm(f"{name}.{which}_layernorm", hidden, config.layer_norm_epsilon)

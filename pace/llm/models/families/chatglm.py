@@ -116,13 +116,8 @@ class ChatGLMForConditionalGeneration(BaseModelForCausalLM):
 
 def chatglm_layer(config: ChatGLMConfig, name: str, rotary: Rotary) -> Block:
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
-    hidden, inner, heads, kv_heads, dim = (
-        config.hidden_size,
-        config.intermediate_size,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
-    )
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     bias, qkv_bias = config.add_bias_linear, config.add_bias_linear or config.add_qkv_bias
     attention = Attention(
         Linear({f"{name}.self_attention.query_key_value": (heads + 2 * kv_heads) * dim}, hidden, qkv_bias),

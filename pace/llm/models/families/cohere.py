@@ -7,11 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Block, HeadLayerNorm, LayerNorm, NoHeadNorm, NoRotary, RopeConfig, Rotary
+from pace.llm.layers import Block, HeadLayerNorm, LayerNorm, NoHeadNorm
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.windowed import WindowedConfig
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
-from pace.llm.models.rope_config import read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +33,7 @@ class CohereConfig(LlamaConfig):
 
     only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (False,)}
     without_effect: ClassVar[dict[str, tuple]] = {"use_parallel_residual": (None, True)}
-    default_theta: ClassVar[float] = 5e5
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        positions = self.max_position_embeddings
-        return read_rope(fields, head_dim, positions, default_theta=self.default_theta, interleaved=True)
+    rope_options: ClassVar[dict[str, Any]] = {"default_theta": 5e5, "interleaved": True}
 
     @property
     def max_length(self) -> int:
@@ -53,14 +48,8 @@ class CohereForCausalLM(LlamaForCausalLM):
     Config = CohereConfig
 
     def make_layer(self, name: str, index: int) -> Block:
-        attention = self.make_attention(f"{name}.self_attn", index)
-        return Block(
-            self.make_norm(f"{name}.input_layernorm"),
-            attention,
-            None,
-            self.make_feed_forward(name, index),
-            parallel=True,
-        )
+        norm = self.make_norm(f"{name}.input_layernorm")
+        return Block(norm, self.make_mixer(name, index), None, self.make_feed_forward(name, index), parallel=True)
 
     def make_norm(self, name: str) -> LayerNorm:
         return LayerNorm(name, self.config.hidden_size, self.config.layer_norm_eps, bias=False)
@@ -89,7 +78,8 @@ class Cohere2Config(CohereConfig, WindowedConfig):
         "use_embedding_sharing",
         "use_parallel_embedding",
     }
-    default_theta: ClassVar[float] = 1e4
+    rope_options: ClassVar[dict[str, Any]] = {"interleaved": True}
+    only_windows_rotate: ClassVar[bool] = True
 
     @property
     def full_every(self) -> int:
@@ -98,6 +88,3 @@ class Cohere2Config(CohereConfig, WindowedConfig):
 
 class Cohere2ForCausalLM(CohereForCausalLM):
     Config = Cohere2Config
-
-    def rotary(self, layer: int) -> Rotary | NoRotary:
-        return self.rotaries[0] if self.config.slides(layer) else NoRotary()

@@ -6,22 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import (
-    FeedForward,
-    GatedLinear,
-    GatedMLP,
-    LayerNorm,
-    Linear,
-    MixtureOfExperts,
-    NoRotary,
-    RMSNorm,
-    Rotary,
-    RouterLinear,
-    ScaledMLP,
-    expert_stacks,
-)
+from pace.llm.layers import FeedForward, GatedLinear, GatedMLP, LayerNorm, Linear, RMSNorm, ScaledMLP
 from pace.llm.models.families.cohere import Cohere2Config, Cohere2ForCausalLM
-from pace.llm.models.families.mixture_config import DENSE, ListedMixturesConfig, MixtureConfig, shared_mlp
+from pace.llm.models.families.mixture_config import DENSE, ListedMixturesConfig, MixtureConfig, mixture, shared_mlp
 from pace.llm.models.layer_types import every
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, count, declared, flag, number
 from pace.ops.experts import MAX_EXPERTS, Router
@@ -58,7 +45,6 @@ class Cohere2MoeConfig(ListedMixturesConfig, MixtureConfig, Cohere2Config):
     prefix_dense_intermediate_size: int | None = count(None, optional=True)
     """Width of the dense layers; null for `intermediate_size`."""
 
-    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
     only_here: ClassVar[dict[str, tuple]] = {"position_embedding_type": (None, "rope_gptj")}
 
     @property
@@ -86,9 +72,9 @@ class Cohere2MoeConfig(ListedMixturesConfig, MixtureConfig, Cohere2Config):
         """True if a layer's output is the mean of its experts' sum and the shared MLP."""
         return self.num_shared_experts > 0 and self.shared_expert_combination_strategy == "average"
 
-    def rotates(self, layer: int) -> bool:
+    def rotation(self, layer: int) -> int | None:
         is_dense = self.mlp_layer_types[layer] == DENSE
-        return self.slides(layer) or is_dense and self.prefix_dense_sliding_window_pattern == 1
+        return 0 if self.slides(layer) or is_dense and self.prefix_dense_sliding_window_pattern == 1 else None
 
 
 class Cohere2MoeForCausalLM(Cohere2ForCausalLM):
@@ -99,32 +85,17 @@ class Cohere2MoeForCausalLM(Cohere2ForCausalLM):
             return super().make_norm(name)
         return RMSNorm(name, self.config.hidden_size, self.config.rms_norm_eps)
 
-    def rotary(self, layer: int) -> Rotary | NoRotary:
-        return self.rotaries[0] if self.config.rotates(layer) else NoRotary()
-
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
         config, mlp = self.config, f"{name}.mlp"
-        count, hidden, inner, act = (
-            config.num_experts,
-            config.hidden_size,
-            config.intermediate_size,
-            config.hidden_act,
-        )
         if not config.has_experts(index):
-            return shared_mlp(mlp, hidden, config.prefix_dense_intermediate_size or inner, act)
-        return MixtureOfExperts(
-            RouterLinear({f"{mlp}.gate": count}, hidden),
-            config.router,
-            *expert_stacks(f"{mlp}.experts", count, hidden, inner),
-            act,
-            shared=self.make_shared(f"{mlp}.shared_experts"),
-        )
+            return self.make_mlp(mlp, config.prefix_dense_intermediate_size)
+        return mixture(config, mlp, config.intermediate_size, shared=self.make_shared(f"{mlp}.shared_experts"))
 
     def make_shared(self, name: str) -> GatedMLP | None:
         """Makes the shared MLP of all tokens, or returns None."""
         config = self.config
         hidden, inner = config.hidden_size, config.intermediate_size * config.num_shared_experts
         if not config.averages:
-            return shared_mlp(name, hidden, inner, config.hidden_act)
+            return shared_mlp(config, name, inner)
         gate_up = GatedLinear({f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden)
         return ScaledMLP(gate_up, Linear({f"{name}.down_proj": hidden}, inner), config.hidden_act, 0.5)

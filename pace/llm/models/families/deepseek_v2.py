@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, expert_stacks
+from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.families.latent import LatentConfig, LatentForCausalLM
-from pace.llm.models.families.mixture_config import MixtureConfig, shared_mlp
+from pace.llm.models.families.mixture_config import MixtureConfig, mixture, shared_mlp
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, declared, number
 from pace.ops.experts import MAX_EXPERTS, Router
 from pace.ops.protocol import Ops
@@ -79,7 +79,7 @@ class DeepseekV2Config(DeepseekConfig):
     def router(self) -> Router:
         groups, kept = (self.n_group, self.topk_group) if self.topk_method == "group_limited_greedy" else (1, 1)
         if groups is None or kept is None:
-            raise ValueError(f"topk_method {self.topk_method!r} goes with n_group and topk_group; one is missing")
+            raise ValueError(f"topk_method {self.topk_method!r} needs n_group and topk_group; one is missing")
         return Router(self.num_experts, self.chosen, groups=groups, kept_groups=kept, scale=self.routed_scaling_factor)
 
 
@@ -90,24 +90,7 @@ class DeepseekV2ForCausalLM(LatentForCausalLM):
         super().__init__(config, dtype, ops)
         self.num_further_layers = config.num_nextn_predict_layers
 
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        if not self.config.has_experts(index):
-            return super().make_feed_forward(name, index)
-        return self.make_experts(f"{name}.mlp")
-
     def make_experts(self, name: str) -> MixtureOfExperts:
-        """Makes the mixture of a layer."""
-        config = self.config
-        count, hidden, inner, act = (
-            config.num_experts,
-            config.hidden_size,
-            config.moe_intermediate_size,
-            config.hidden_act,
-        )
-        return MixtureOfExperts(
-            RouterLinear({f"{name}.gate": count}, hidden),
-            config.router,
-            *expert_stacks(f"{name}.experts", count, hidden, inner),
-            act,
-            shared=shared_mlp(f"{name}.shared_experts", hidden, inner * config.n_shared_experts, act, config.mlp_bias),
-        )
+        config, inner = self.config, self.config.moe_intermediate_size
+        shared = shared_mlp(config, f"{name}.shared_experts", inner * config.n_shared_experts, config.mlp_bias)
+        return mixture(config, name, inner, shared=shared)

@@ -17,7 +17,6 @@ from pace.llm.layers import (
     Linear,
     Rates,
     RMSNorm,
-    RopeConfig,
     RowRange,
     TensorSource,
     Vectors,
@@ -34,7 +33,6 @@ from pace.llm.models.model_config import (
     flag,
     token_ids,
 )
-from pace.llm.models.rope_config import read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +94,11 @@ class GatedDeltaConfig(DeltaRuleConfig):
         "mtp_num_hidden_layers",
         "mtp_use_dedicated_embeddings",
     }
+    rope_options: ClassVar[dict[str, Any]] = {"partial": True, "default_partial": 0.25}
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         types = every(self.full_attention_interval, self.num_hidden_layers, LINEAR)
         return super().derived(fields) | {"layer_types": self.layer_types or types}
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, partial=True, default_partial=0.25)
 
 
 MTP_PARTS = {

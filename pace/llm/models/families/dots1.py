@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.layers import FeedForward
+from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mixture_config import BiasedChoiceConfig, biased_mixture
 from pace.llm.models.families.windowed import WindowedConfig
@@ -59,7 +59,5 @@ class Dots1ForCausalLM(LlamaForCausalLM):
     Config = Dots1Config
     head_norm = True
 
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        if not self.config.has_experts(index):
-            return super().make_feed_forward(name, index)
-        return biased_mixture(self.config, f"{name}.mlp")
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        return biased_mixture(self.config, name)

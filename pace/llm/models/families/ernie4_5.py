@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import RopeConfig
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
-from pace.llm.models.rope_config import read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +25,7 @@ class Ernie45Config(LlamaConfig):
     pad_token_id: int | tuple[int, ...] | None = token_ids(0)
 
     only_here: ClassVar[dict[str, tuple]] = {"attention_bias": (False,), "mlp_bias": (False,)}
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, default_theta=5e5, interleaved=True)
+    rope_options: ClassVar[dict[str, Any]] = {"default_theta": 5e5, "interleaved": True}
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         return super().derived(fields) | {"attention_bias": self.use_bias, "mlp_bias": self.use_bias}

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, TensorSource, Vectors, expert_stacks
+from pace.llm.layers import MixtureOfExperts, TensorSource, Vectors
 from pace.llm.models.families.ernie4_5 import Ernie4_5ForCausalLM, Ernie45Config
-from pace.llm.models.families.mixture_config import MixtureConfig, shared_mlp
+from pace.llm.models.families.mixture_config import MixtureConfig, mixture, shared_mlp
 from pace.llm.models.model_config import MAX_LAYERS, count, number
 from pace.ops.experts import MAX_EXPERTS, Router
 from pace.ops.protocol import Ops
@@ -68,23 +68,9 @@ class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):
         super().__init__(config, dtype, ops)
         self.lm_head = self.make_head(config.hidden_size, bias=config.use_bias)
 
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        config, mlp = self.config, f"{name}.mlp"
-        if not config.has_experts(index):
-            return super().make_feed_forward(name, index)
-        count, hidden, inner = config.num_experts, config.hidden_size, config.moe_intermediate_size
-        bias = f"{mlp}.moe_statics.e_score_correction_bias"
-        return MixtureOfExperts(
-            RouterLinear({f"{mlp}.gate": count}, hidden),
-            config.router,
-            *expert_stacks(f"{mlp}.experts", count, hidden, inner),
-            config.hidden_act,
-            choice_bias=Vectors({bias: count}, {bias: TensorSource((1, count))}),
-            shared=shared_mlp(
-                f"{mlp}.shared_experts",
-                hidden,
-                inner * config.moe_num_shared_experts,
-                config.hidden_act,
-                config.use_bias,
-            ),
-        )
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        config, count, inner = self.config, self.config.num_experts, self.config.moe_intermediate_size
+        bias = f"{name}.moe_statics.e_score_correction_bias"
+        shared = shared_mlp(config, f"{name}.shared_experts", inner * config.moe_num_shared_experts, config.use_bias)
+        choice_bias = Vectors({bias: count}, {bias: TensorSource((1, count))})
+        return mixture(config, name, inner, choice_bias=choice_bias, shared=shared)

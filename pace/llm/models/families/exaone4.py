@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import HeadNorm, NoRotary, Rotary
+from pace.llm.layers import HeadNorm
 from pace.llm.models.families.olmo import Olmo2ForCausalLM
 from pace.llm.models.families.windowed import WindowedConfig
 from pace.llm.models.layer_types import FULL, SLIDING, every
@@ -47,8 +47,8 @@ class PatternConfig(WindowedConfig):
         # The last layer never has a window.
         return (*(LETTERS[pattern[layer % len(pattern)]] for layer in range(layers - 1)), FULL)
 
-    def rotates(self, layer: int) -> bool:
-        return self.sliding_window is None or self.slides(layer)
+    def rotation(self, layer: int) -> int | None:
+        return 0 if self.sliding_window is None or self.slides(layer) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,3 @@ class Exaone4ForCausalLM(Olmo2ForCausalLM):
 
     def make_head_norm(self, name: str, num_heads: int) -> HeadNorm:
         return HeadNorm(name, self.config.head_dim, self.config.rms_norm_eps)
-
-    def rotary(self, layer: int) -> Rotary | NoRotary:
-        return self.rotaries[0] if self.config.rotates(layer) else NoRotary()

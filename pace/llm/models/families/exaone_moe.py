@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.layers import FeedForward, NoRotary, Rotary
+from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.families.exaone4 import PatternConfig
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mixture_config import BiasedChoiceConfig, ListedMixturesConfig, biased_mixture
@@ -48,10 +48,5 @@ class ExaoneMoeForCausalLM(LlamaForCausalLM):
     }
     ignored_tensors = (*LlamaForCausalLM.ignored_tensors, r"(model\.)?mtp.*")
 
-    def rotary(self, layer: int) -> Rotary | NoRotary:
-        return self.rotaries[0] if self.config.rotates(layer) else NoRotary()
-
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        if not self.config.has_experts(index):
-            return super().make_feed_forward(name, index)
-        return biased_mixture(self.config, f"{name}.mlp")
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        return biased_mixture(self.config, name)

@@ -22,25 +22,16 @@ from pace.llm.layers import (
     alibi_slopes,
 )
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families.equal_heads import EqualHeadsConfig
 from pace.llm.models.families.gpt_neox import qkv_by_group
-from pace.llm.models.model_config import (
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    ModelConfig,
-    check_divides,
-    checked_head_dim,
-    count,
-    flag,
-    number,
-    token_ids,
-)
+from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
 from pace.llm.models.model_config import activation as named_activation
 from pace.llm.models.rope_config import ROPE_FIELDS, check_even, longest_sequence, read_rope
 from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
-class FalconConfig(ModelConfig):
+class FalconConfig(EqualHeadsConfig):
     vocab_size: int = count(65024)
     max_position_embeddings: int = count(2048, MAX_POSITIONS)
     hidden_size: int = count(4544)
@@ -74,8 +65,7 @@ class FalconConfig(ModelConfig):
     also_read: ClassVar[frozenset[str]] = frozenset(ROPE_FIELDS)
 
     def check(self) -> None:
-        check_divides(self, "num_attention_heads", "hidden_size")
-        checked_head_dim(self.head_dim)
+        super().check()
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"config.json: num_attention_heads must be a multiple of num_kv_heads; got {self.num_attention_heads}"
@@ -106,10 +96,6 @@ class FalconConfig(ModelConfig):
             return self.num_kv_heads or self.num_attention_heads
         return 1 if self.multi_query else self.num_attention_heads
 
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
-
 
 class FalconForCausalLM(BaseModelForCausalLM):
     Config = FalconConfig
@@ -139,12 +125,8 @@ class FalconForCausalLM(BaseModelForCausalLM):
 
     def make_attention(self, name: str) -> Attention:
         config = self.config
-        hidden, heads, kv_heads, dim = (
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
+        hidden, dim = config.hidden_size, config.head_dim
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         rows = qkv_by_group(hidden, heads, kv_heads, dim) if config.qkv_by_group else (heads + 2 * kv_heads) * dim
         # transformers rounds slopes, positions and biases to bf16.
         slopes = alibi_slopes(heads).bfloat16().float() if config.alibi else None
@@ -161,10 +143,8 @@ class FalconForCausalLM(BaseModelForCausalLM):
     def make_mlp(self, name: str) -> PlainMLP:
         config = self.config
         hidden, inner = config.hidden_size, config.ffn_hidden_size
-        return PlainMLP(
-            Linear({f"{name}.dense_h_to_4h": inner}, hidden, config.bias),
-            Linear({f"{name}.dense_4h_to_h": hidden}, inner, config.bias),
-            config.activation,
+        return PlainMLP.named(
+            f"{name}.dense_h_to_4h", f"{name}.dense_4h_to_h", hidden, inner, config.activation, bias=config.bias
         )
 
     def make_norm(self, name: str) -> LayerNorm:

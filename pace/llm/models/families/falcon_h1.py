@@ -66,15 +66,10 @@ class FalconH1Config(MambaConfig, LlamaConfig):
         "mlp_bias": (False,),
         "projectors_bias": (False,),
     }
-    also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {
-        "mamba_chunk_size",
-        "mlp_expansion_factor",
-        "num_logits_to_keep",
-        "time_step_floor",
-        "time_step_max",
-        "time_step_min",
-        "time_step_rank",
-    }
+    also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read.union(
+        """mamba_chunk_size mlp_expansion_factor num_logits_to_keep time_step_floor time_step_max time_step_min
+        time_step_rank""".split()
+    )
 
     @property
     def mamba_inner(self) -> int:

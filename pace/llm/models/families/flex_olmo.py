@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import FeedForward, RopeConfig
-from pace.llm.models.families.mixture_config import MixtureConfig
+from pace.llm.layers import MixtureOfExperts
+from pace.llm.models.families.mixture_config import MixtureConfig, mixture
 from pace.llm.models.families.olmo import Olmo2Config, Olmo2ForCausalLM
-from pace.llm.models.families.olmoe import olmoe_mixture
 from pace.llm.models.model_config import MAX_POSITIONS, count, flag, number, token_ids
-from pace.llm.models.rope_config import read_rope
-from pace.ops.experts import MAX_EXPERTS, Router
+from pace.ops.experts import MAX_EXPERTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,18 +23,11 @@ class FlexOlmoConfig(MixtureConfig, Olmo2Config):
     eos_token_id: int | tuple[int, ...] | None = token_ids(100257)
     pad_token_id: int | tuple[int, ...] | None = token_ids(100277)
 
-    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, default_theta=5e5)
-
-    @property
-    def router(self) -> Router:
-        return Router(self.num_experts, self.num_experts_per_tok, normalise=self.norm_topk_prob)
+    rope_options: ClassVar[dict[str, Any]] = {"default_theta": 5e5}
 
 
 class FlexOlmoForCausalLM(Olmo2ForCausalLM):
     Config = FlexOlmoConfig
 
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        return olmoe_mixture(self.config, f"{name}.mlp")
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        return mixture(self.config, name, self.config.intermediate_size)

@@ -6,23 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.layers import (
-    Attention,
-    FeedForward,
-    MixtureOfExperts,
-    NoRotary,
-    Rotary,
-    RouterLinear,
-    Vectors,
-    expert_stacks,
-)
+from pace.llm.layers import Attention, MixtureOfExperts, Vectors
 from pace.llm.models.families.llama import LlamaForCausalLM
-from pace.llm.models.families.mixture_config import layer_numbers, shared_mlp
+from pace.llm.models.families.mixture_config import layer_numbers, mixture, shared_mlp
 from pace.llm.models.families.qwen2_moe import QwenMixtureConfig
 from pace.llm.models.families.windowed import WindowedConfig
 from pace.llm.models.layer_types import FULL, SLIDING
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag, token_ids
-from pace.ops.experts import MAX_EXPERTS, Router
+from pace.ops.experts import MAX_EXPERTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +36,14 @@ class FlintConfig(QwenMixtureConfig, WindowedConfig):
     eos_token_id: int | tuple[int, ...] | None = token_ids(None)
 
     only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (None, False)}
+    only_windows_rotate: ClassVar[bool] = True
+    scores: ClassVar[str] = "sigmoid"
 
     @property
     def types_of_layers(self) -> tuple[str, ...]:
         last = self.num_hidden_layers - 1
         is_full = (layer < 2 or layer % 4 == 1 or layer == last for layer in range(self.num_hidden_layers))
         return self.layer_types or tuple(FULL if full else SLIDING for full in is_full)
-
-    @property
-    def router(self) -> Router:
-        return Router(self.num_experts, self.num_experts_per_tok, "sigmoid", normalise=self.norm_topk_prob)
 
 
 class FlintForCausalLM(LlamaForCausalLM):
@@ -67,18 +56,6 @@ class FlintForCausalLM(LlamaForCausalLM):
         attention.sinks = Vectors({f"{name}.sinks": self.config.num_attention_heads})
         return attention
 
-    def rotary(self, layer: int) -> Rotary | NoRotary:
-        return self.rotaries[0] if self.config.slides(layer) else NoRotary()
-
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        config, mlp = self.config, f"{name}.mlp"
-        if not config.has_experts(index):
-            return super().make_feed_forward(name, index)
-        count, hidden, act = config.num_experts, config.hidden_size, config.hidden_act
-        return MixtureOfExperts(
-            RouterLinear({f"{mlp}.gate": count}, hidden),
-            config.router,
-            *expert_stacks(f"{mlp}.experts", count, hidden, config.moe_intermediate_size),
-            act,
-            shared=shared_mlp(f"{mlp}.shared_expert", hidden, config.shared_expert_intermediate_size, act),
-        )
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        shared = shared_mlp(self.config, f"{name}.shared_expert", self.config.shared_expert_intermediate_size)
+        return mixture(self.config, name, self.config.moe_intermediate_size, shared=shared)

@@ -7,7 +7,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Block
 from pace.llm.models.families.gemma import GemmaForCausalLM
 from pace.llm.models.families.llama import LlamaConfig
 from pace.llm.models.families.windowed import WindowedConfig
@@ -76,23 +75,9 @@ class Gemma2Config(WindowedConfig):
 
 class Gemma2ForCausalLM(GemmaForCausalLM):
     Config = Gemma2Config
-
-    def make_layer(self, name: str, index: int) -> Block:
-        return Block(
-            self.make_norm(f"{name}.input_layernorm"),
-            self.make_attention(f"{name}.self_attn", index),
-            self.make_norm(f"{name}.pre_feedforward_layernorm"),
-            self.make_mlp(f"{name}.mlp"),
-            mixer_post_norm=self.make_norm(f"{name}.post_attention_layernorm"),
-            mlp_post_norm=self.make_norm(f"{name}.post_feedforward_layernorm"),
-        )
+    norm_names = ("input_layernorm", "pre_feedforward_layernorm")
+    post_norm_names = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
 class VaultGemmaForCausalLM(Gemma2ForCausalLM):
-    def make_layer(self, name: str, index: int) -> Block:
-        return Block(
-            self.make_norm(f"{name}.input_layernorm"),
-            self.make_attention(f"{name}.self_attn", index),
-            self.make_norm(f"{name}.pre_feedforward_layernorm"),
-            self.make_mlp(f"{name}.mlp"),
-        )
+    post_norm_names = ()

@@ -7,9 +7,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
-
-from pace.llm.layers import HeadNorm, RopeConfig, Rotary
+from pace.llm.layers import HeadNorm, RopeConfig
 from pace.llm.models.families.gemma2 import Gemma2Config, Gemma2ForCausalLM
 from pace.llm.models.layer_types import FULL, SLIDING
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, number
@@ -18,7 +16,6 @@ from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token
 from pace.llm.models.towers.projector import OTHER_PARTS, TEXT_PREFIXES
 from pace.llm.models.towers.siglip import Gemma3Tower, Gemma3VisionConfig
 from pace.naming import shown
-from pace.ops.protocol import Ops
 
 logger = logging.getLogger("pace")
 
@@ -30,8 +27,6 @@ class Gemma3Config(TakesMediaConfig, Gemma2Config):
     attn_logit_softcapping: float | None = number(None, 1e-6, 1e9, optional=True)
     final_logit_softcapping: float | None = number(None, 1e-6, 1e9, optional=True)
     sliding_window_pattern: int = count(6, MAX_LAYERS)
-    local_rope: RopeConfig | None = None
-    """Rotation of the layers with a window."""
     vision: Gemma3VisionConfig | None = None
 
     without_effect: ClassVar[dict[str, tuple]] = {"attn_logit_softcapping": (None,)}
@@ -83,10 +78,6 @@ class Gemma3Config(TakesMediaConfig, Gemma2Config):
         return read_rope(fields_of_layers(fields, FULL), head_dim, self.max_position_embeddings, default_theta=1e6)
 
     @property
-    def ropes(self) -> tuple[RopeConfig, ...]:
-        return self.rope, self.local_rope
-
-    @property
     def max_length(self) -> int:
         return self.max_position_embeddings
 
@@ -105,13 +96,8 @@ class Gemma3ForConditionalGeneration(TakesMedia, Gemma2ForCausalLM):
         r"vision_tower\.embeddings\.position_ids",
     )
 
-    def __init__(self, config: Gemma3Config, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        if config.vision is not None:
-            self.towers = [Gemma3Tower(config.vision, config.image_token_id)]
+    def make_tower(self) -> Gemma3Tower:
+        return Gemma3Tower(self.config.vision, self.config.image_token_id)
 
     def make_head_norm(self, name: str, num_heads: int) -> HeadNorm:
         return HeadNorm(name, self.config.head_dim, self.config.rms_norm_eps, offset=1.0)
-
-    def rotary(self, layer: int) -> Rotary:
-        return self.rotaries[self.config.slides(layer)]

@@ -26,7 +26,6 @@ from pace.llm.layers import (
     MixtureOfExperts,
     NoNorm,
     RMSNorm,
-    Rotary,
     RouterLinear,
     ScaledVectors,
     SharedAttention,
@@ -187,10 +186,11 @@ class Gemma4ForConditionalGeneration(TakesMedia, LlamaForCausalLM):
         self.whole_media = config.use_bidirectional_attention == "vision"
         self.sees_beyond_windows = config.sees_beyond_windows
         self.stand_ins = dict(config.stand_ins)
-        if config.vision is not None:
-            self.towers = [self.Tower(config.vision, config.hidden_size, config.image_token_id)]
         if config.audio is not None:
             self.towers.append(self.AudioTower(config.audio, config.hidden_size, config.audio_token_id))
+
+    def make_tower(self) -> Tower:
+        return self.Tower(self.config.vision, self.config.hidden_size, self.config.image_token_id)
 
     def ignored(self) -> Iterator[str]:
         """Adds tensors that make keys and values in layers that share those of another layer."""
@@ -273,9 +273,6 @@ class Gemma4ForConditionalGeneration(TakesMedia, LlamaForCausalLM):
 
     def make_query_norm(self, name: str, dim: int) -> HeadNorm:
         return HeadNorm(f"{name}.q_norm", dim, self.config.rms_norm_eps)
-
-    def rotary(self, layer: int) -> Rotary:
-        return self.rotaries[self.config.slides(layer)]
 
     @property
     def embedding_scale(self) -> float:

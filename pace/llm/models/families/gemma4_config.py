@@ -121,8 +121,6 @@ class Gemma4Config(TakesMediaConfig, WindowedConfig):
     top_k_experts: int | None = count(None, MAX_EXPERTS, optional=True)
     moe_intermediate_size: int | None = count(None, optional=True)
     use_bidirectional_attention: str | None = sight(None)
-    local_rope: RopeConfig | None = None
-    """Rotation of the layers with a window."""
     stand_ins: tuple[tuple[int, int], ...] = ()
     """Placeholders of media, each with the token of padding that it is read as."""
     audio: Any = None
@@ -268,10 +266,6 @@ class Gemma4Config(TakesMediaConfig, WindowedConfig):
             raise ValueError(f"config.json: rope_parameters has no rotation for {kind}; got {shown(given)}")
         own = fields_of_layers({"rope_parameters": given}, kind)
         return read_rope(own, self.heads_of(kind).head_dim, self.max_position_embeddings)
-
-    @property
-    def ropes(self) -> tuple[RopeConfig, ...]:
-        return self.rope, self.local_rope
 
     @property
     def max_length(self) -> int:

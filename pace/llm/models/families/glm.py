@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Block, RopeConfig
+from pace.llm.layers import RopeConfig
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
 from pace.llm.models.rope_config import check_even, read_rope
@@ -41,12 +41,4 @@ class GlmForCausalLM(LlamaForCausalLM):
 
 
 class Glm4ForCausalLM(GlmForCausalLM):
-    def make_layer(self, name: str, index: int) -> Block:
-        return Block(
-            self.make_norm(f"{name}.input_layernorm"),
-            self.make_attention(f"{name}.self_attn", index),
-            self.make_norm(f"{name}.post_attention_layernorm"),
-            self.make_mlp(f"{name}.mlp"),
-            mixer_post_norm=self.make_norm(f"{name}.post_self_attn_layernorm"),
-            mlp_post_norm=self.make_norm(f"{name}.post_mlp_layernorm"),
-        )
+    post_norm_names = ("post_self_attn_layernorm", "post_mlp_layernorm")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import FeedForward, HeadNorm, NoHeadNorm, RopeConfig
+from pace.llm.layers import HeadNorm, MixtureOfExperts, NoHeadNorm
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mixture_config import BiasedChoiceConfig, biased_mixture
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
-from pace.llm.models.rope_config import read_rope
 from pace.ops.experts import MAX_EXPERTS
 
 
@@ -34,9 +33,7 @@ class Glm4MoeConfig(BiasedChoiceConfig, LlamaConfig):
     also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {"num_nextn_predict_layers"}
     output_bias: ClassVar[bool] = False
     floors_head_dim: ClassVar[bool] = True
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, partial=True, default_partial=0.5)
+    rope_options: ClassVar[dict[str, Any]] = {"partial": True, "default_partial": 0.5}
 
     def has_experts(self, layer: int) -> bool:
         return layer >= self.first_k_dense_replace
@@ -50,7 +47,5 @@ class Glm4MoeForCausalLM(LlamaForCausalLM):
         config = self.config
         return HeadNorm(name, config.head_dim, config.rms_norm_eps) if config.use_qk_norm else NoHeadNorm()
 
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        if not self.config.has_experts(index):
-            return super().make_feed_forward(name, index)
-        return biased_mixture(self.config, f"{name}.mlp")
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        return biased_mixture(self.config, name)

@@ -11,23 +11,13 @@ from torch import Tensor
 from pace.batch import ForwardBatch, Positions
 from pace.llm.layers import Attention, Block, Embedding, LayerNorm, Linear, NoRotary, PlainMLP, TensorSource
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.model_config import (
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    ModelConfig,
-    activation,
-    check_divides,
-    checked_head_dim,
-    count,
-    flag,
-    number,
-    token_ids,
-)
+from pace.llm.models.families.equal_heads import EqualHeadsConfig
+from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, activation, count, flag, number, token_ids
 from pace.ops.protocol import ForwardOps, Ops
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPT2Config(ModelConfig):
+class GPT2Config(EqualHeadsConfig):
     vocab_size: int = count(50257)
     max_position_embeddings: int = count(1024, MAX_POSITIONS)
     hidden_size: int = count(768)
@@ -52,20 +42,8 @@ class GPT2Config(ModelConfig):
     }
     also_read: ClassVar[frozenset[str]] = frozenset({"n_ctx", "reorder_and_upcast_attn"})
 
-    def check(self) -> None:
-        check_divides(self, "num_attention_heads", "hidden_size")
-        checked_head_dim(self.head_dim)
-
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {"n_inner": self.n_inner or 4 * self.hidden_size}
-
-    @property
-    def num_key_value_heads(self) -> int:
-        return self.num_attention_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
 
     def attention_scale(self, layer: int) -> float:
         """Factor of the scores."""

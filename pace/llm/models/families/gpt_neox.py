@@ -22,24 +22,14 @@ from pace.llm.layers import (
     TensorSource,
 )
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.model_config import (
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    ModelConfig,
-    activation,
-    check_divides,
-    checked_head_dim,
-    count,
-    flag,
-    number,
-    token_ids,
-)
+from pace.llm.models.families.equal_heads import EqualHeadsConfig
+from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, activation, count, flag, number, token_ids
 from pace.llm.models.rope_config import ROPE_FIELDS, check_even, longest_sequence, read_rope
 from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTNeoXConfig(ModelConfig):
+class GPTNeoXConfig(EqualHeadsConfig):
     vocab_size: int = count(50432)
     hidden_size: int = count(6144)
     intermediate_size: int = count(24576)
@@ -59,10 +49,6 @@ class GPTNeoXConfig(ModelConfig):
     aliases: ClassVar[dict[str, str]] = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
     also_read: ClassVar[frozenset[str]] = frozenset(ROPE_FIELDS)
 
-    def check(self) -> None:
-        check_divides(self, "num_attention_heads", "hidden_size")
-        checked_head_dim(self.head_dim)
-
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         rope = read_rope(fields, self.head_dim, self.max_position_embeddings, partial=True, default_partial=0.25)
         return {"rope": check_even(rope, self.head_dim)}
@@ -70,14 +56,6 @@ class GPTNeoXConfig(ModelConfig):
     @property
     def max_length(self) -> int:
         return longest_sequence(self.rope)
-
-    @property
-    def num_key_value_heads(self) -> int:
-        return self.num_attention_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
 
 
 class GPTNeoXForCausalLM(BaseModelForCausalLM):
@@ -111,11 +89,8 @@ def gpt_neox_layer(config: GPTNeoXConfig, name: str, rotary: Rotary) -> Block:
         Positions(heads, dim, dim),
         rotary,
     )
-    mlp = PlainMLP(
-        Linear({f"{name}.mlp.dense_h_to_4h": config.intermediate_size}, hidden, bias=True),
-        Linear({f"{name}.mlp.dense_4h_to_h": hidden}, config.intermediate_size, bias=True),
-        config.hidden_act,
-    )
+    up, down = f"{name}.mlp.dense_h_to_4h", f"{name}.mlp.dense_4h_to_h"
+    mlp = PlainMLP.named(up, down, hidden, config.intermediate_size, config.hidden_act, bias=True)
     norm, other_norm = (
         LayerNorm(f"{name}.{which}_layernorm", hidden, config.layer_norm_eps) for which in ("input", "post_attention")
     )

@@ -18,7 +18,7 @@ from pace.llm.layers import (
 from pace.llm.layers.experts import fused, one_by_one, stacked
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mixture_config import MixtureConfig
-from pace.llm.models.families.qwen2 import check_layer_types, layer_types
+from pace.llm.models.layer_types import check_layer_types, layer_types
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
 from pace.llm.models.rope_config import read_rope
 from pace.ops.experts import MAX_EXPERTS, ClampedSwiglu, Router
@@ -55,7 +55,6 @@ class GptOssConfig(MixtureConfig, LlamaConfig):
     swiglu_alpha: float = number(1.702, -1e6, 1e6)
     swiglu_limit: float = number(7.0, 1e-6, 1e9)
 
-    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
     only_here: ClassVar[dict[str, tuple]] = {"hidden_act": ("silu",)}
     without_effect: ClassVar[dict[str, tuple]] = {"experts_per_token": (4,)}
     also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {"initial_context_length"}

@@ -11,22 +11,13 @@ import torch
 from pace.batch import Positions
 from pace.llm.layers import Attention, Block, Embedding, LayerNorm, Linear, PlainMLP, RopeConfig, Rotary
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.model_config import (
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    ModelConfig,
-    activation,
-    check_divides,
-    checked_head_dim,
-    count,
-    number,
-    token_ids,
-)
+from pace.llm.models.families.equal_heads import EqualHeadsConfig
+from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, activation, count, number, token_ids
 from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTJConfig(ModelConfig):
+class GPTJConfig(EqualHeadsConfig):
     vocab_size: int = count(50400)
     max_position_embeddings: int = count(2048, MAX_POSITIONS)
     hidden_size: int = count(4096)
@@ -49,8 +40,7 @@ class GPTJConfig(ModelConfig):
     also_read: ClassVar[frozenset[str]] = frozenset({"n_ctx"})
 
     def check(self) -> None:
-        check_divides(self, "num_attention_heads", "hidden_size")
-        checked_head_dim(self.head_dim)
+        super().check()
         if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
             raise ValueError(
                 f"config.json: rotary_dim must be even and at most n_embd / n_head = {self.head_dim}; got "
@@ -59,14 +49,6 @@ class GPTJConfig(ModelConfig):
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {"n_inner": self.n_inner or 4 * self.hidden_size}
-
-    @property
-    def num_key_value_heads(self) -> int:
-        return self.num_attention_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
 
     @property
     def rope(self) -> RopeConfig:
@@ -98,10 +80,8 @@ class GPTJForCausalLM(BaseModelForCausalLM):
             Positions(heads, dim, dim),
             self.rotaries[0],
         )
-        mlp = PlainMLP(
-            Linear({f"{name}.mlp.fc_in": config.n_inner}, hidden, bias=True),
-            Linear({f"{name}.mlp.fc_out": hidden}, config.n_inner, bias=True),
-            config.activation_function,
+        mlp = PlainMLP.named(
+            f"{name}.mlp.fc_in", f"{name}.mlp.fc_out", hidden, config.n_inner, config.activation_function, bias=True
         )
         norm = LayerNorm(f"{name}.ln_1", hidden, config.layer_norm_epsilon)
         return Block(norm, attention, None, mlp, parallel=True)

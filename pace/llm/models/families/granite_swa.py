@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pace.llm.layers import Attention, NoRotary, RopeConfig, Rotary, Vectors
+from pace.llm.layers import Attention, RopeConfig, Vectors
 from pace.llm.models.families.granite import GraniteConfig, GraniteForCausalLM
 from pace.llm.models.families.windowed import WindowedConfig
 from pace.llm.models.layer_types import first_of_each
@@ -72,13 +72,13 @@ class GraniteSwaConfig(GraniteConfig, WindowedConfig):
     def ropes(self) -> tuple[RopeConfig, ...]:
         return tuple(replace(self.rope, theta=theta) for theta in sorted({*self.layer_rope_theta} - {0.0}))
 
+    def rotation(self, layer: int) -> int | None:
+        thetas = (rope.theta for rope in self.ropes)
+        return next((index for index, theta in enumerate(thetas) if theta == self.layer_rope_theta[layer]), None)
+
 
 class GraniteSWAForCausalLM(GraniteForCausalLM):
     Config = GraniteSwaConfig
-
-    def rotary(self, layer: int) -> Rotary | NoRotary:
-        theta = self.config.layer_rope_theta[layer]
-        return next((rotary for rotary in self.rotaries if rotary.config.theta == theta), NoRotary())
 
     def make_attention(self, name: str, index: int) -> Attention:
         attention = super().make_attention(name, index)

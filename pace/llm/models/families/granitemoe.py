@@ -5,24 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.layers import (
-    FeedForward,
-    GatedLinear,
-    GatedMLP,
-    Linear,
-    MixtureOfExperts,
-    RouterLinear,
-    expert_stacks,
-)
+from pace.llm.layers import FeedForward, GatedLinear, GatedMLP, Linear
 from pace.llm.models.families.granite import GraniteConfig, GraniteForCausalLM
-from pace.llm.models.families.mixture_config import MixtureConfig
+from pace.llm.models.families.mixture_config import MixtureConfig, mixture
 from pace.llm.models.model_config import count, flag
 from pace.ops.experts import Router
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteMoeConfig(MixtureConfig, GraniteConfig):
-    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
     only_here: ClassVar[dict[str, tuple]] = {"shared_intermediate_size": (0,), "mlp_bias": (False,)}
 
     @property
@@ -40,14 +31,8 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
     """Published names -> the names of transformers 5, which are used here."""
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        config, moe = self.config, f"{name}.block_sparse_moe"
-        return MixtureOfExperts(
-            RouterLinear({f"{moe}.router": config.num_experts}, config.hidden_size),
-            config.router,
-            *expert_stacks(f"{moe}.experts", config.num_experts, config.hidden_size, config.intermediate_size),
-            config.hidden_act,
-            shared=self.make_shared(f"{name}.shared_mlp"),
-        )
+        shared = self.make_shared(f"{name}.shared_mlp")
+        return mixture(self.config, f"{name}.block_sparse_moe", self.config.intermediate_size, "router", shared=shared)
 
     def make_shared(self, name: str) -> GatedMLP | None:
         """Makes the shared MLP of all tokens, or returns None."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import FeedForward, Mixer, NoRotary, RopeConfig, Rotary
+from pace.llm.layers import FeedForward, Mixer, RopeConfig
 from pace.llm.models.families.granitemoe import (
     GraniteMoeConfig,
     GraniteMoeSharedConfig,
@@ -62,9 +62,6 @@ class GraniteMoeHybridForCausalLM(GraniteMoeSharedForCausalLM):
         if self.config.layer_types[index] == FULL:
             return super().make_mixer(name, index)
         return make_mamba(f"{name}.mamba", self.config.mamba)
-
-    def rotary(self, layer: int) -> Rotary | NoRotary:
-        return self.rotaries[0] if self.rotaries else NoRotary()
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
         return (

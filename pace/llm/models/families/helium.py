@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import RopeConfig
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, number, token_ids
-from pace.llm.models.rope_config import read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +23,7 @@ class HeliumConfig(LlamaConfig):
     pad_token_id: int | tuple[int, ...] | None = token_ids(3)
 
     output_bias: ClassVar[bool] = False
+    rope_options: ClassVar[dict[str, Any]] = {"default_theta": 1e5, "interleaved": True}
 
     def check(self) -> None:
         super().check()
@@ -33,9 +32,6 @@ class HeliumConfig(LlamaConfig):
                 "config.json: num_attention_heads * head_dim must be hidden_size for Helium; got "
                 f"{self.num_attention_heads} * {self.head_dim} and {self.hidden_size}"
             )
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, default_theta=1e5, interleaved=True)
 
 
 class HeliumForCausalLM(LlamaForCausalLM):

@@ -6,11 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import RopeConfig
 from pace.llm.layers.rotary import FREQUENCIES
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import count, number, token_ids
-from pace.llm.models.rope_config import read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +29,7 @@ class HunYuanConfig(LlamaConfig):
         "im_start_id", "im_end_id", "im_newline_id", "mask_init_id", "org_vocab_size", "pad_id", "pool_type",
         "text_start_id", "text_end_id", "use_rotary_pos_emb",
     }  # fmt: skip
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, kinds=(*FREQUENCIES, "ntk_alpha"))
+    rope_options: ClassVar[dict[str, Any]] = {"kinds": (*FREQUENCIES, "ntk_alpha")}
 
 
 class HunYuanDenseV1ForCausalLM(LlamaForCausalLM):

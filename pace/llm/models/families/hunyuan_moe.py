@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, expert_stacks
+from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.families.hunyuan import HunYuanConfig, HunYuanDenseV1ForCausalLM
-from pace.llm.models.families.mixture_config import MixtureConfig, shared_mlp
+from pace.llm.models.families.mixture_config import MixtureConfig, mixture, shared_mlp
 from pace.llm.models.model_config import count
 from pace.ops.experts import MAX_EXPERTS, Router
 
@@ -63,13 +63,7 @@ class HunYuanMoeConfig(MixtureConfig, HunYuanConfig):
 class HunYuanMoEV1ForCausalLM(HunYuanDenseV1ForCausalLM):
     Config = HunYuanMoeConfig
 
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        config, mlp = self.config, f"{name}.mlp"
-        hidden, inner = config.hidden_size, config.intermediate_size
-        return MixtureOfExperts(
-            RouterLinear({f"{mlp}.gate.wg": config.num_experts}, hidden),
-            config.router,
-            *expert_stacks(f"{mlp}.experts", config.num_experts, hidden, inner),
-            config.hidden_act,
-            shared=shared_mlp(f"{mlp}.shared_mlp", hidden, inner, config.hidden_act),
-        )
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        inner = self.config.intermediate_size
+        shared = shared_mlp(self.config, f"{name}.shared_mlp", inner)
+        return mixture(self.config, name, inner, "gate.wg", shared=shared)

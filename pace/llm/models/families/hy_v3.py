@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import FeedForward, RopeConfig
+from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mixture_config import BiasedChoiceConfig, ListedMixturesConfig, biased_mixture
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, number, token_ids
-from pace.llm.models.rope_config import read_rope
 from pace.ops.experts import MAX_EXPERTS
 
 
@@ -44,9 +43,7 @@ class HYV3Config(ListedMixturesConfig, BiasedChoiceConfig, LlamaConfig):
         "enable_moe_fp32_combine",
         "num_nextn_predict_layers",
     }
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, default_theta=11158840.0)
+    rope_options: ClassVar[dict[str, Any]] = {"default_theta": 11158840.0}
 
 
 class HYV3ForCausalLM(LlamaForCausalLM):
@@ -60,7 +57,5 @@ class HYV3ForCausalLM(LlamaForCausalLM):
     }
     num_further_layers = 1
 
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        if not self.config.has_experts(index):
-            return super().make_feed_forward(name, index)
-        return biased_mixture(self.config, f"{name}.mlp")
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        return biased_mixture(self.config, name)

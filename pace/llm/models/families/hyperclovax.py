@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pace.llm.layers import Block
 from pace.llm.models.families.granite import GraniteConfig, GraniteForCausalLM
 from pace.llm.models.model_config import flag, number
 
@@ -30,9 +29,6 @@ class HyperClovaXConfig(GraniteConfig):
 class HyperCLOVAXForCausalLM(GraniteForCausalLM):
     Config = HyperClovaXConfig
 
-    def make_layer(self, name: str, index: int) -> Block:
-        block = super().make_layer(name, index)
-        if self.config.use_post_norm:
-            block.mixer_post_norm = self.make_norm(f"{name}.post_norm1")
-            block.mlp_post_norm = self.make_norm(f"{name}.post_norm2")
-        return block
+    @property
+    def post_norm_names(self) -> tuple[str, ...]:
+        return ("post_norm1", "post_norm2") if self.config.use_post_norm else ()

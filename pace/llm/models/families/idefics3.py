@@ -6,15 +6,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
-from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
-from pace.llm.models.families.mistral import MistralConfig, MistralForCausalLM
-from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, class_of_text, read_token_id
+from pace.llm.models.families.mistral import MistralForCausalLM
+from pace.llm.models.families.qwen2 import Qwen2ForCausalLM
+from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id
 from pace.llm.models.towers.idefics3 import Idefics3Tower, Idefics3VisionConfig
-from pace.ops.protocol import Ops
 
 LEFT_OVER = frozenset(
     """is_llama_config perceiver_config pixel_shuffle_factor qk_layer_norms rope_interleaved transformers.js_config
@@ -34,7 +30,7 @@ class TakesTilesConfig(TakesMediaConfig):
 
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """The text's fields. `tie_word_embeddings` counts at the top level alone, and the other fields in
+        """The text's fields. `tie_word_embeddings` counts only at the top level, and the other fields in
         `text_config`."""
         text = raw.get("text_config")
         if not isinstance(text, dict):
@@ -52,6 +48,8 @@ class TakesTilesConfig(TakesMediaConfig):
 class TakesTiles(TakesMedia):
     """A text model that takes images as tiles."""
 
+    family = "Idefics3"
+    MediaConfig = TakesTilesConfig
     text_prefixes: ClassVar[dict[str, str]] = {
         "model.text_model.": "model.",
         "text_model.": "model.",
@@ -62,14 +60,9 @@ class TakesTiles(TakesMedia):
     }
     other_parts = ("model.vision_model.", "model.connector.", "vision_model.", "connector.")
 
-    def __init__(self, config: Any, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        if config.vision is not None:
-            self.towers = [Idefics3Tower(config.vision, config.hidden_size, config.image_token_id)]
-
-    @classmethod
-    def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
-        return class_of_text(raw, OF_TEXT, "Idefics3")
+    def make_tower(self) -> Idefics3Tower:
+        config = self.config
+        return Idefics3Tower(config.vision, config.hidden_size, config.image_token_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,27 +74,8 @@ class Idefics3ForConditionalGeneration(TakesTiles, LlamaForCausalLM):
     Config = Idefics3Config
 
 
-@dataclass(frozen=True, kw_only=True)
-class Idefics3OfMistralConfig(TakesTilesConfig, MistralConfig):
-    pass
-
-
-class Idefics3OfMistral(TakesTiles, MistralForCausalLM):
-    Config = Idefics3OfMistralConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class Idefics3OfQwen2Config(TakesTilesConfig, Qwen2Config):
-    pass
-
-
-class Idefics3OfQwen2(TakesTiles, Qwen2ForCausalLM):
-    Config = Idefics3OfQwen2Config
-
-
-OF_TEXT: dict[str, type[BaseModelForCausalLM]] = {
+TakesTiles.of_text = {
     "llama": Idefics3ForConditionalGeneration,
-    "mistral": Idefics3OfMistral,
-    "qwen2": Idefics3OfQwen2,
+    "mistral": TakesTiles.of(MistralForCausalLM),
+    "qwen2": TakesTiles.of(Qwen2ForCausalLM),
 }
-"""model_type of the text -> class. The first one is the default."""

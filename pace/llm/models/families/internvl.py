@@ -7,18 +7,14 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
-from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.families.gpt_oss import GptOssConfig, GptOssForCausalLM
-from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
+from pace.llm.models.families.gpt_oss import GptOssForCausalLM
+from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from pace.llm.models.families.qwen3 import Qwen3Config, Qwen3ForCausalLM
-from pace.llm.models.families.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
-from pace.llm.models.takes_media import UNKNOWN_ID, TakesMedia, TakesMediaConfig, class_of_text, read_token_id
+from pace.llm.models.families.qwen3 import Qwen3ForCausalLM
+from pace.llm.models.families.qwen3_moe import Qwen3MoeForCausalLM
+from pace.llm.models.takes_media import UNKNOWN_ID, TakesMedia, TakesMediaConfig, read_token_id
 from pace.llm.models.towers.internvl import InternVLTower
 from pace.llm.models.towers.internvl_config import ChatFields, InternVLVisionConfig, read_internvl_vision
-from pace.ops.protocol import Ops
 
 IMAGE_TOKEN_ID = 151667
 
@@ -51,6 +47,8 @@ class OfInternVLConfig(TakesMediaConfig):
 class OfInternVL(TakesMedia):
     """A text model that takes images as tiles."""
 
+    family = "InternVL"
+    MediaConfig = OfInternVLConfig
     ignored_tensors = (*TakesMedia.ignored_tensors, r"vision_tower\.embeddings\.mask_token")
     text_prefixes: ClassVar[dict[str, str]] = {
         "language_model.lm_head.": "lm_head.",
@@ -81,14 +79,9 @@ class OfInternVL(TakesMedia):
         *("vision_model.", "mlp1."),
     )
 
-    def __init__(self, config: Any, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        if config.vision is not None:
-            self.towers = [InternVLTower(config.vision, config.hidden_size, config.image_token_id)]
-
-    @classmethod
-    def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
-        return class_of_text(raw, OF_TEXT, "InternVL")
+    def make_tower(self) -> InternVLTower:
+        config = self.config
+        return InternVLTower(config.vision, config.hidden_size, config.image_token_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,47 +93,10 @@ class InternVLForConditionalGeneration(OfInternVL, Qwen2ForCausalLM):
     Config = InternVLConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class InternVLOfQwen3Config(OfInternVLConfig, Qwen3Config):
-    pass
-
-
-class InternVLOfQwen3(OfInternVL, Qwen3ForCausalLM):
-    Config = InternVLOfQwen3Config
-
-
-@dataclass(frozen=True, kw_only=True)
-class InternVLOfQwen3MoeConfig(OfInternVLConfig, Qwen3MoeConfig):
-    pass
-
-
-class InternVLOfQwen3Moe(OfInternVL, Qwen3MoeForCausalLM):
-    Config = InternVLOfQwen3MoeConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class InternVLOfLlamaConfig(OfInternVLConfig, LlamaConfig):
-    pass
-
-
-class InternVLOfLlama(OfInternVL, LlamaForCausalLM):
-    Config = InternVLOfLlamaConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class InternVLOfGptOssConfig(OfInternVLConfig, GptOssConfig):
-    pass
-
-
-class InternVLOfGptOss(OfInternVL, GptOssForCausalLM):
-    Config = InternVLOfGptOssConfig
-
-
-OF_TEXT: dict[str, type[BaseModelForCausalLM]] = {
+OfInternVL.of_text = {
     "qwen2": InternVLForConditionalGeneration,
-    "qwen3": InternVLOfQwen3,
-    "qwen3_moe": InternVLOfQwen3Moe,
-    "llama": InternVLOfLlama,
-    "gpt_oss": InternVLOfGptOss,
+    "qwen3": OfInternVL.of(Qwen3ForCausalLM),
+    "qwen3_moe": OfInternVL.of(Qwen3MoeForCausalLM),
+    "llama": OfInternVL.of(LlamaForCausalLM),
+    "gpt_oss": OfInternVL.of(GptOssForCausalLM),
 }
-"""model_type of the text -> class. The first one is the default."""

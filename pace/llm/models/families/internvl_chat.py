@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.families import internvl
 from pace.llm.models.families.internlm2 import InternLM2Config, InternLM2ForCausalLM
 from pace.llm.models.families.internvl import InternVLForConditionalGeneration, OfInternVL, OfInternVLConfig
-from pace.llm.models.families.renamed import InternLM3Config, InternLM3ForCausalLM
-from pace.llm.models.takes_media import class_of_text
+from pace.llm.models.families.renamed import InternLM3ForCausalLM
 from pace.llm.models.towers.internvl_config import InternVitConfig
 from pace.naming import shown
 
@@ -28,24 +26,14 @@ class InternVLOfInternLM2(OfInternVL, InternLM2ForCausalLM):
     other_names: ClassVar[dict[str, str]] = OfInternVL.other_names | InternLM2ForCausalLM.other_names
 
 
-@dataclass(frozen=True, kw_only=True)
-class InternVLOfInternLM3Config(OfInternVLConfig, InternLM3Config):
-    pass
-
-
-class InternVLOfInternLM3(OfInternVL, InternLM3ForCausalLM):
-    Config = InternVLOfInternLM3Config
-
-
-OF_TEXT: dict[str, type[BaseModelForCausalLM]] = internvl.OF_TEXT | {
-    "internlm2": InternVLOfInternLM2,
-    "internlm3": InternVLOfInternLM3,
-}
-"""model_type of the text -> class."""
-
-
 class InternVLChatModel(InternVLForConditionalGeneration):
-    """The architecture of these checkpoints. Their models are of the classes in OF_TEXT."""
+    """The architecture of these checkpoints. Their models are of the classes in `of_text`."""
+
+    family = "InternVLChat"
+    of_text: ClassVar[dict[str, type[BaseModelForCausalLM]]] = OfInternVL.of_text | {
+        "internlm2": InternVLOfInternLM2,
+        "internlm3": OfInternVL.of(InternLM3ForCausalLM),
+    }
 
     @classmethod
     def converted(cls, raw: dict[str, Any]) -> dict[str, Any]:
@@ -54,10 +42,10 @@ class InternVLChatModel(InternVLForConditionalGeneration):
         if not isinstance(text, dict):
             raise ValueError(f"config.json: llm_config must be an object; got {shown(text)}")
         kind = text.get("model_type")
-        if str(kind) not in OF_TEXT:
+        if str(kind) not in cls.of_text:
             raise NotImplementedError(
                 f"config.json: llm_config.model_type = {shown(kind)} is not implemented for InternVLChatModel; "
-                f"implemented: {', '.join(OF_TEXT)}"
+                f"implemented: {', '.join(cls.of_text)}"
             )
         if isinstance(vision, dict):
             vision = {"model_type": InternVitConfig.model_types[0]} | vision
@@ -69,7 +57,3 @@ class InternVLChatModel(InternVLForConditionalGeneration):
             "vision_config": vision,
         }
         return {name: value for name, value in raw.items() if name != "llm_config"} | whole
-
-    @classmethod
-    def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
-        return class_of_text(raw, OF_TEXT, "InternVLChat")

@@ -15,19 +15,9 @@ class KimiK25Config(DeepseekV3Config):
     """The default of the whole, which counts for its head. Published checkpoints state false."""
 
     beside_text: ClassVar[frozenset[str]] = frozenset(
-        {
-            "ignore_index",
-            "image_token_id",
-            "media_placeholder_token_id",
-            "projection_hidden_size",
-            "projection_layer_norm_eps",
-            "use_unified_vision_chunk",
-            "video_placeholder",
-            "video_token_id",
-            "vision_config",
-            "vision_end_token_id",
-            "vision_start_token_id",
-        }
+        """ignore_index image_token_id media_placeholder_token_id projection_hidden_size projection_layer_norm_eps
+        use_unified_vision_chunk video_placeholder video_token_id vision_config vision_end_token_id
+        vision_start_token_id""".split()
     )
 
 

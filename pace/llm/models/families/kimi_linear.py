@@ -13,7 +13,6 @@ from pace.llm.layers import (
     GatedNorm,
     Linear,
     Mixer,
-    NoRotary,
     Rates,
     TensorSource,
     Vectors,
@@ -107,7 +106,6 @@ class KimiLinearConfig(KimiDeltaConfig):
         "moe_router_activation_func": (None, "sigmoid"),
         "use_grouped_topk": (None, True),
     }
-    ropes = ()
     low_rank: ClassVar[bool] = True
 
     @classmethod
@@ -127,10 +125,6 @@ class KimiLinearConfig(KimiDeltaConfig):
 
     def attends(self, layer: int) -> bool:
         return layer > 0 and layer % 4 == 0
-
-    @property
-    def max_length(self) -> int:
-        return self.max_position_embeddings
 
     @property
     def attention_scale(self) -> float:
@@ -197,12 +191,6 @@ class KimiDeltaForCausalLM(DeepseekV3ForCausalLM):
 class KimiLinearForCausalLM(KimiDeltaForCausalLM):
     Config = KimiLinearConfig
     other_names: ClassVar[dict[str, str]] = MixtralForCausalLM.other_names
-
-    def make_rotaries(self) -> tuple[()]:
-        return ()
-
-    def rotary(self, layer: int) -> NoRotary:
-        return NoRotary()
 
     def make_rates(self, name: str) -> Rates:
         heads = self.config.linear_num_heads

@@ -6,12 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.layers import Block, FeedForward, MixtureOfExperts, NoRotary, Rotary, RouterLinear, Vectors, expert_stacks
+from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.families.exaone4 import PatternConfig, pattern
 from pace.llm.models.families.llama import LlamaForCausalLM
-from pace.llm.models.families.mixture_config import MixtureConfig, shared_mlp
+from pace.llm.models.families.mixture_config import MixtureConfig, biased_mixture
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag, token_ids
-from pace.ops.experts import MAX_EXPERTS, Router
+from pace.ops.experts import MAX_EXPERTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +33,18 @@ class Kolibri1Config(MixtureConfig, PatternConfig):
     bos_token_id: int | tuple[int, ...] | None = token_ids(None)
     eos_token_id: int | tuple[int, ...] | None = token_ids(None)
 
-    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
-    only_here: ClassVar[dict[str, tuple]] = {"attention_bias": (None, False), "mlp_bias": (None, False)}
+    scores: ClassVar[str] = "sigmoid_of_chosen"
 
     @property
-    def router(self) -> Router:
-        return Router(self.num_experts, self.num_experts_per_tok, "sigmoid_of_chosen", normalise=self.norm_topk_prob)
+    def shared_width(self) -> int:
+        return self.shared_expert_intermediate_size
+
+    only_here: ClassVar[dict[str, tuple]] = {"attention_bias": (None, False), "mlp_bias": (None, False)}
 
 
 class Kolibri1ForCausalLM(LlamaForCausalLM):
     Config = Kolibri1Config
+    post_norm_names = ("post_self_attn_layernorm", "post_mlp_layernorm")
     head_norm = True
     other_names: ClassVar[dict[str, str]] = {
         r"\.moe\.router\.expert_bias$": ".mlp.gate.e_score_correction_bias",
@@ -50,27 +52,5 @@ class Kolibri1ForCausalLM(LlamaForCausalLM):
         r"\.post_ffn_norm\.": ".post_mlp_layernorm.",
     }
 
-    def make_layer(self, name: str, index: int) -> Block:
-        return Block(
-            self.make_norm(f"{name}.input_layernorm"),
-            self.make_attention(f"{name}.self_attn", index),
-            self.make_norm(f"{name}.post_attention_layernorm"),
-            self.make_feed_forward(name, index),
-            mixer_post_norm=self.make_norm(f"{name}.post_self_attn_layernorm"),
-            mlp_post_norm=self.make_norm(f"{name}.post_mlp_layernorm"),
-        )
-
-    def rotary(self, layer: int) -> Rotary | NoRotary:
-        return self.rotaries[0] if self.config.rotates(layer) else NoRotary()
-
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        config, mlp = self.config, f"{name}.mlp"
-        count, hidden, act = config.num_experts, config.hidden_size, config.hidden_act
-        return MixtureOfExperts(
-            RouterLinear({f"{mlp}.gate": count}, hidden),
-            config.router,
-            *expert_stacks(f"{mlp}.experts", count, hidden, config.moe_intermediate_size),
-            act,
-            choice_bias=Vectors({f"{mlp}.gate.e_score_correction_bias": count}),
-            shared=shared_mlp(f"{mlp}.shared_experts", hidden, config.shared_expert_intermediate_size, act),
-        )
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        return biased_mixture(self.config, name)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Attention, FeedForward, Rotary
+from pace.llm.layers import Attention, MixtureOfExperts
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mixture_config import BiasedChoiceConfig, ListedMixturesConfig, biased_mixture
 from pace.llm.models.families.windowed import TwoRotationsConfig
@@ -125,11 +125,5 @@ class LagunaForCausalLM(LlamaForCausalLM):
         attention.add_gate(f"{name}.g_proj", config.heads(index) * width, "softplus")
         return attention
 
-    def rotary(self, layer: int) -> Rotary:
-        return self.rotaries[self.config.slides(layer)]
-
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        config = self.config
-        if not config.has_experts(index):
-            return super().make_feed_forward(name, index)
-        return biased_mixture(config, f"{name}.mlp", softcap=config.moe_router_logit_softcapping or None)
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        return biased_mixture(self.config, name, softcap=self.config.moe_router_logit_softcapping or None)

@@ -6,26 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import (
-    DeltaNet,
-    FeedForward,
-    FloatLinear,
-    Linear,
-    Mixer,
-    MixtureOfExperts,
-    NoRotary,
-    Rotary,
-    RouterLinear,
-    RowRange,
-    TensorSource,
-    expert_stacks,
-)
+from pace.llm.layers import DeltaNet, FloatLinear, Linear, Mixer, MixtureOfExperts, RowRange, TensorSource
 from pace.llm.models.families.delta_rule import DeltaRuleConfig, GatedDeltaForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
-from pace.llm.models.families.mixture_config import MixtureConfig, shared_mlp
+from pace.llm.models.families.mixture_config import MixtureConfig, mixture, shared_mlp
 from pace.llm.models.layer_types import FULL, LINEAR, SLIDING, layer_types
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag, token_ids
-from pace.ops.experts import MAX_EXPERTS, Router
+from pace.ops.experts import MAX_EXPERTS
 
 PERIOD = (LINEAR, SLIDING, LINEAR, FULL, SLIDING)
 """Kinds of layers, if `layer_types` is not given."""
@@ -53,8 +40,6 @@ class LaraMiniConfig(MixtureConfig, DeltaRuleConfig):
     bos_token_id: int | tuple[int, ...] | None = token_ids(None)
     eos_token_id: int | tuple[int, ...] | None = token_ids(151643)
 
-    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
-
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         types = self.layer_types or tuple(PERIOD[layer % len(PERIOD)] for layer in range(self.num_hidden_layers))
         return super().derived(fields) | {"layer_types": types}
@@ -62,9 +47,8 @@ class LaraMiniConfig(MixtureConfig, DeltaRuleConfig):
     def window(self, layer: int) -> int | None:
         return self.sliding_window if self.layer_types[layer] == SLIDING else None
 
-    @property
-    def router(self) -> Router:
-        return Router(self.num_experts, self.num_experts_per_tok, normalise=self.norm_topk_prob)
+    def rotation(self, layer: int) -> int | None:
+        return 0 if self.layer_types[layer] == SLIDING else None
 
 
 class LaraMiniForCausalLM(LlamaForCausalLM):
@@ -76,9 +60,6 @@ class LaraMiniForCausalLM(LlamaForCausalLM):
         if self.config.layer_types[index] == LINEAR:
             return self.make_delta_net(f"{name}.linear_attn")
         return super().make_mixer(name, index)
-
-    def rotary(self, layer: int) -> Rotary | NoRotary:
-        return self.rotaries[0] if self.config.layer_types[layer] == SLIDING else NoRotary()
 
     def make_delta_net(self, name: str) -> DeltaNet:
         return GatedDeltaForCausalLM.make_delta_net(self, name)
@@ -100,13 +81,6 @@ class LaraMiniForCausalLM(LlamaForCausalLM):
         shape = config.inputs_width + 2 * config.linear_num_value_heads, config.hidden_size
         return TensorSource(shape, (RowRange(first, count),), f"{name}.in_proj.weight")
 
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        config, mlp = self.config, f"{name}.mlp"
-        count, hidden, act = config.num_experts, config.hidden_size, config.hidden_act
-        return MixtureOfExperts(
-            RouterLinear({f"{mlp}.gate": count}, hidden),
-            config.router,
-            *expert_stacks(f"{mlp}.experts", count, hidden, config.moe_intermediate_size),
-            act,
-            shared=shared_mlp(f"{mlp}.shared_expert", hidden, config.shared_expert_intermediate_size, act),
-        )
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        shared = shared_mlp(self.config, f"{name}.shared_expert", self.config.shared_expert_intermediate_size)
+        return mixture(self.config, name, self.config.moe_intermediate_size, shared=shared)

@@ -100,15 +100,10 @@ class DeepseekV32Config(ListedLatentConfig):
     """Number of positions that a token sees, and the maximum length of a sequence here."""
     layer_types: tuple[str, ...] | None = layer_types(("indexed_attention",))
 
-    also_read: ClassVar[frozenset[str]] = DeepseekV3Config.also_read | {
-        "index_head_dim",
-        "index_n_heads",
-        "index_skip_topk_offset",
-        "index_topk_freq",
-        "index_topk_pattern",
-        "indexer_rope_interleave",
-        "indexer_types",
-    }
+    also_read: ClassVar[frozenset[str]] = DeepseekV3Config.also_read.union(
+        """index_head_dim index_n_heads index_skip_topk_offset index_topk_freq index_topk_pattern
+        indexer_rope_interleave indexer_types""".split()
+    )
 
     @property
     def rotates_neighbours(self) -> bool:

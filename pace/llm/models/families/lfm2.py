@@ -6,12 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Block, Convolution, Linear, RopeConfig, ShortConvolution
+from pace.llm.layers import Convolution, Linear, Mixer, ShortConvolution
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mixture_config import layer_numbers
 from pace.llm.models.layer_types import CONVOLUTION, FULL, check_layer_types, layer_types
 from pace.llm.models.model_config import MAX_KERNEL, MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
-from pace.llm.models.rope_config import read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +42,11 @@ class ConvolutionConfig(LlamaConfig):
         *("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init"),
     }
     floors_head_dim: ClassVar[bool] = True
+    rope_options: ClassVar[dict[str, Any]] = {"default_theta": 1e6}
 
     def check(self) -> None:
         super().check()
         check_layer_types(self.layer_types, self.num_hidden_layers)
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, default_theta=1e6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +95,10 @@ class Lfm2ForCausalLM(LlamaForCausalLM):
         r"(\.mlp\..*)\bw2\.": r"\1down_proj.",
     }
 
-    def make_layer(self, name: str, index: int) -> Block:
-        if self.config.layer_types[index] != CONVOLUTION:
-            return super().make_layer(name, index)
-        return Block(
-            self.make_norm(f"{name}.input_layernorm"),
-            self.make_convolution(f"{name}.conv"),
-            self.make_norm(f"{name}.post_attention_layernorm"),
-            self.make_feed_forward(name, index),
-        )
+    def make_mixer(self, name: str, index: int) -> Mixer:
+        if self.config.layer_types[index] == CONVOLUTION:
+            return self.make_convolution(f"{name}.conv")
+        return super().make_mixer(name, index)
 
     def make_convolution(self, name: str) -> ShortConvolution:
         hidden, kernel, bias = self.config.hidden_size, self.config.conv_L_cache, self.config.conv_bias

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, Vectors, expert_stacks
+from pace.llm.layers import MixtureOfExperts, Vectors
 from pace.llm.models.families.lfm2 import ConvolutionConfig, Lfm2ForCausalLM
-from pace.llm.models.families.mixture_config import MixtureConfig
+from pace.llm.models.families.mixture_config import MixtureConfig, mixture
 from pace.llm.models.model_config import MAX_LAYERS, count, flag, number
 from pace.ops.experts import MAX_EXPERTS, Router
 
@@ -43,19 +43,14 @@ class Lfm2MoeConfig(MixtureConfig, ConvolutionConfig):
             scale=self.routed_scaling_factor,
         )
 
+    def has_experts(self, layer: int) -> bool:
+        return layer >= self.num_dense_layers
+
 
 class Lfm2MoeForCausalLM(Lfm2ForCausalLM):
     Config = Lfm2MoeConfig
 
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        config, mlp = self.config, f"{name}.mlp"
-        if index < config.num_dense_layers:
-            return super().make_feed_forward(name, index)
-        count, hidden, inner = config.num_experts, config.hidden_size, config.moe_intermediate_size
-        return MixtureOfExperts(
-            RouterLinear({f"{mlp}.gate": count}, hidden),
-            config.router,
-            *expert_stacks(f"{mlp}.experts", count, hidden, inner),
-            config.hidden_act,
-            choice_bias=Vectors({f"{mlp}.expert_bias": count}) if config.use_expert_bias else None,
-        )
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        config = self.config
+        bias = Vectors({f"{name}.expert_bias": config.num_experts}) if config.use_expert_bias else None
+        return mixture(config, name, config.moe_intermediate_size, choice_bias=bias)

@@ -6,14 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
-from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.lfm2 import Lfm2Config, Lfm2ForCausalLM
-from pace.llm.models.families.lfm2_moe import Lfm2MoeConfig, Lfm2MoeForCausalLM
-from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, class_of_text, read_token_id
+from pace.llm.models.families.lfm2_moe import Lfm2MoeForCausalLM
+from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id
 from pace.llm.models.towers.lfm2_vl import Lfm2VlProjectorConfig, Lfm2VlTower, Siglip2VisionConfig
-from pace.ops.protocol import Ops
 
 OF_PROCESSOR = """do_image_splitting encoder_patch_size max_image_tokens max_num_patches max_pixels_tolerance max_tiles
 min_image_tokens min_tiles tile_size use_image_special_tokens use_thumbnail"""
@@ -38,7 +34,7 @@ class SeesTilesConfig(TakesMediaConfig):
 
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """The text's fields. Fields about a tied head count at the top level alone."""
+        """The text's fields. Fields about a tied head count only at the top level."""
         fields = super().text_part(raw)
         if raw.get("text_config") is None:
             return fields
@@ -57,6 +53,8 @@ class SeesTilesConfig(TakesMediaConfig):
 class SeesTiles(TakesMedia):
     """A text model that takes images as tiles of different shapes."""
 
+    family = "Lfm2Vl"
+    MediaConfig = SeesTilesConfig
     text_prefixes: ClassVar[dict[str, str]] = {
         "model.language_model.": "model.",
         "language_model.": "model.",
@@ -69,14 +67,9 @@ class SeesTiles(TakesMedia):
     other_parts = ("model.vision_tower.", "model.multi_modal_projector.", "vision_tower.", "multi_modal_projector.")
     ignored_tensors: ClassVar[tuple[str, ...]] = (*Lfm2ForCausalLM.ignored_tensors, r"vision_tower\.head\..*")
 
-    def __init__(self, config: Any, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        if config.vision is not None:
-            self.towers = [Lfm2VlTower(config.vision, config.projector, config.hidden_size, config.image_token_id)]
-
-    @classmethod
-    def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
-        return class_of_text(raw, OF_TEXT, "Lfm2Vl")
+    def make_tower(self) -> Lfm2VlTower:
+        config = self.config
+        return Lfm2VlTower(config.vision, config.projector, config.hidden_size, config.image_token_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,17 +81,7 @@ class Lfm2VlForConditionalGeneration(SeesTiles, Lfm2ForCausalLM):
     Config = Lfm2VlConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lfm2VlOfMoeConfig(SeesTilesConfig, Lfm2MoeConfig):
-    pass
-
-
-class Lfm2VlOfMoe(SeesTiles, Lfm2MoeForCausalLM):
-    Config = Lfm2VlOfMoeConfig
-
-
-OF_TEXT: dict[str, type[BaseModelForCausalLM]] = {
+SeesTiles.of_text = {
     "lfm2": Lfm2VlForConditionalGeneration,
-    "lfm2_moe": Lfm2VlOfMoe,
+    "lfm2_moe": SeesTiles.of(Lfm2MoeForCausalLM),
 }
-"""model_type of the text -> class. The first one is the default."""

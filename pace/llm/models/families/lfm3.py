@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Attention, Block, RopeConfig, Rotary
+from pace.llm.layers import Attention, RopeConfig
 from pace.llm.models.families.lfm2 import ConvolutionConfig, Lfm2ForCausalLM
 from pace.llm.models.families.windowed import TwoRotationsConfig
 from pace.llm.models.layer_types import CONVOLUTION, FULL, SLIDING, layer_types
@@ -46,9 +46,6 @@ class Lfm3Config(ConvolutionConfig, TwoRotationsConfig):
         usual = (CONVOLUTION, CONVOLUTION, FULL, CONVOLUTION), (SLIDING, CONVOLUTION, FULL, CONVOLUTION)
         return self.layer_types or tuple(usual[layer > 0][layer % 4] for layer in range(self.num_hidden_layers))
 
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return self.rope_of(FULL, fields, head_dim)
-
     def rope_of(self, kind: str, fields: dict[str, Any], head_dim: int) -> RopeConfig:
         given = fields.get("rope_parameters")
         own = fields_of_layers({"rope_parameters": DEFAULT_ROPES if given is None else given}, kind)
@@ -63,15 +60,9 @@ class Lfm3ForCausalLM(Lfm2ForCausalLM):
         r"\.self_attn\.g_proj\.": ".self_attn.gate_proj.",
     }
 
-    def rotary(self, layer: int) -> Rotary:
-        return self.rotaries[self.config.slides(layer)]
-
-    def make_layer(self, name: str, index: int) -> Block:
-        block = super().make_layer(name, index)
-        if self.config.use_sandwich_norm:
-            block.mixer_post_norm = self.make_norm(f"{name}.post_operator_norm")
-            block.mlp_post_norm = self.make_norm(f"{name}.post_ffn_norm")
-        return block
+    @property
+    def post_norm_names(self) -> tuple[str, ...]:
+        return ("post_operator_norm", "post_ffn_norm") if self.config.use_sandwich_norm else ()
 
     def make_attention(self, name: str, index: int) -> Attention:
         attention = super().make_attention(name, index)

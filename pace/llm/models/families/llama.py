@@ -20,7 +20,9 @@ from pace.llm.layers import (
     LayerNorm,
     Linear,
     Mixer,
+    MixtureOfExperts,
     NoHeadNorm,
+    NoNorm,
     NoRotary,
     RMSNorm,
     RopeConfig,
@@ -60,6 +62,7 @@ class LlamaConfig(ModelConfig):
     bos_token_id: int | tuple[int, ...] | None = token_ids(1)
     eos_token_id: int | tuple[int, ...] | None = token_ids(2)
     rope: RopeConfig | None = None
+    """None if no layer rotates."""
 
     only_here: ClassVar[dict[str, tuple]] = {
         "qk_layernorm": (False, None),
@@ -69,6 +72,8 @@ class LlamaConfig(ModelConfig):
     floors_head_dim: ClassVar[bool] = False
     """True if a head_dim that is not given is rounded down, like in `transformers`; hidden_size then need not be a
     multiple of num_attention_heads."""
+    rope_options: ClassVar[dict[str, Any]] = {}
+    """Arguments of `read_rope`, such as the architecture's default base."""
 
     def check(self) -> None:
         if self.head_dim is None and not self.floors_head_dim:
@@ -81,17 +86,17 @@ class LlamaConfig(ModelConfig):
         kv_heads = self.num_key_value_heads or self.num_attention_heads
         return {"head_dim": head_dim, "num_key_value_heads": kv_heads, "rope": self.read_rope(fields, head_dim)}
 
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings)
+    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig | None:
+        return read_rope(fields, head_dim, self.max_position_embeddings, **self.rope_options)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The distinct rotations of the layers."""
-        return (self.rope,)
+        return () if self.rope is None else (self.rope,)
 
     @property
     def max_length(self) -> int:
-        return longest_sequence(self.rope)
+        return super().max_length if self.rope is None else longest_sequence(self.rope)
 
     @property
     def qkv_bias(self) -> bool:
@@ -129,12 +134,24 @@ class LlamaConfig(ModelConfig):
         """Number of positions that the attention of a layer sees, the current one included; None for all."""
         return None
 
+    def rotation(self, layer: int) -> int | None:
+        """Index into `ropes` of the rotation of a layer; None for a layer that does not rotate."""
+        return 0 if self.ropes else None
+
+    def has_experts(self, layer: int) -> bool:
+        """True if the feed-forward of a layer is a mixture of experts."""
+        return False
+
 
 class LlamaForCausalLM(MultiTokenForCausalLM):
     Config = LlamaConfig
     qkv_names: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
     """The tensors that hold the rows of queries, keys and values: three, or one for all."""
     gate_up_names: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj")
+    norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
+    """The norms of the inputs of a layer's two branches; () for none."""
+    post_norm_names: ClassVar[tuple[str, ...]] = ()
+    """The norms of their outputs, before they are added; () for none."""
     head_norm: ClassVar[bool] = False
     """True if query and key heads are normalised."""
     head_norm_names: ClassVar[tuple[str, str]] = ("q_norm", "k_norm")
@@ -153,11 +170,15 @@ class LlamaForCausalLM(MultiTokenForCausalLM):
         return tuple(Rotary(rope, table) for table, rope in enumerate(self.config.ropes))
 
     def make_layer(self, name: str, index: int) -> Block:
+        norms = [self.make_norm(f"{name}.{norm}") for norm in self.norm_names] or [NoNorm(), NoNorm()]
+        post_norms = [self.make_norm(f"{name}.{norm}") for norm in self.post_norm_names] or [None, None]
         return Block(
-            self.make_norm(f"{name}.input_layernorm"),
+            norms[0],
             self.make_mixer(name, index),
-            self.make_norm(f"{name}.post_attention_layernorm"),
+            norms[1],
             self.make_feed_forward(name, index),
+            mixer_post_norm=post_norms[0],
+            mlp_post_norm=post_norms[1],
             branch_scale=self.config.branch_scale,
         )
 
@@ -167,19 +188,16 @@ class LlamaForCausalLM(MultiTokenForCausalLM):
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
         """Makes the feed-forward of a layer."""
-        return self.make_mlp(f"{name}.mlp")
+        mlp = f"{name}.mlp"
+        return self.make_experts(mlp) if self.config.has_experts(index) else self.make_mlp(mlp)
 
     def make_norm(self, name: str) -> RMSNorm | LayerNorm | UnitNorm:
         return RMSNorm(name, self.config.hidden_size, self.config.rms_norm_eps)
 
     def make_attention(self, name: str, index: int) -> Attention:
         config = self.config
-        hidden, heads, kv_heads, dim = (
-            config.hidden_size,
-            config.heads(index),
-            config.num_key_value_heads,
-            config.head_dim,
-        )
+        hidden, dim = config.hidden_size, config.head_dim
+        heads, kv_heads = config.heads(index), config.num_key_value_heads
         rows = [heads * dim, kv_heads * dim, kv_heads * dim]
         return Attention(
             Linear(parts(name, self.qkv_names, rows), hidden, config.qkv_bias),
@@ -201,7 +219,8 @@ class LlamaForCausalLM(MultiTokenForCausalLM):
 
     def rotary(self, layer: int) -> Rotary | NoRotary:
         """Returns the rotation of a layer's heads."""
-        return self.rotaries[0]
+        index = self.config.rotation(layer)
+        return NoRotary() if index is None else self.rotaries[index]
 
     def make_mlp(self, name: str, inner: int | None = None) -> GatedMLP:
         """`inner`: its width, by default the config's `intermediate_size`."""
@@ -212,6 +231,10 @@ class LlamaForCausalLM(MultiTokenForCausalLM):
             Linear({f"{name}.down_proj": config.hidden_size}, inner, config.mlp_bias),
             config.hidden_act,
         )
+
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        """Makes the mixture of experts of a layer."""
+        raise NotImplementedError
 
 
 def parts(name: str, tensors: tuple[str, ...], rows: list[int]) -> dict[str, int]:

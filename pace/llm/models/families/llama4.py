@@ -7,24 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from pace.llm.layers import (
-    Attention,
-    FeedForward,
-    HeadUnitNorm,
-    MixtureOfExperts,
-    NoRotary,
-    RopeConfig,
-    Rotary,
-    RouterLinear,
-    Temperature,
-    expert_stacks,
-)
+from pace.llm.layers import Attention, FeedForward, HeadUnitNorm, Rotary, Temperature
 from pace.llm.models.families.llama import LlamaForCausalLM
-from pace.llm.models.families.mixture_config import MixtureConfig, layer_numbers, shared_mlp
+from pace.llm.models.families.mixture_config import MixtureConfig, layer_numbers, mixture, shared_mlp
 from pace.llm.models.families.unrotated import UnrotatedConfig
 from pace.llm.models.layer_types import CHUNKED, FULL, check_layer_types, layer_types
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, declared, flag, number
-from pace.llm.models.rope_config import read_rope
 from pace.ops.experts import MAX_EXPERTS, Router
 
 
@@ -64,12 +52,12 @@ class Llama4Config(MixtureConfig, UnrotatedConfig):
     floor_scale: int = count(8192, MAX_POSITIONS)
     attn_scale: float = number(0.1, -1e3, 1e3)
 
-    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
     only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (False,)}
     also_read: ClassVar[frozenset[str]] = UnrotatedConfig.also_read | {"cache_implementation", "for_llm_compressor"}
     beside_text: ClassVar[frozenset[str]] = frozenset(
         {"vision_config", *(f"{name}_token_{kind}" for name in ("boi", "eoi", "image") for kind in ("index", "id"))}
     )
+    rope_options: ClassVar[dict[str, Any]] = {"default_theta": 5e5, "interleaved": True}
 
     def check(self) -> None:
         super().check()
@@ -81,9 +69,6 @@ class Llama4Config(MixtureConfig, UnrotatedConfig):
         found = super().derived(fields)
         types = tuple(CHUNKED if rotates else FULL for rotates in found["no_rope_layers"][: self.num_hidden_layers])
         return found | {"layer_types": self.layer_types or types, "moe_layers": self.layers_with_experts}
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, default_theta=5e5, interleaved=True)
 
     @property
     def layers_with_experts(self) -> tuple[int, ...]:
@@ -119,9 +104,6 @@ class Llama4ForConditionalGeneration(LlamaForCausalLM):
         tuning = Temperature(config.head_dim, config.floor_scale, config.attn_scale, table=1)
         return (*super().make_rotaries(), tuning)
 
-    def rotary(self, layer: int) -> Rotary | NoRotary:
-        return self.rotaries[0] if self.config.no_rope_layers[layer] else NoRotary()
-
     def make_attention(self, name: str, index: int) -> Attention:
         config, attention = self.config, super().make_attention(name, index)
         attention.cache = replace(attention.cache, chunked=config.window(index) is not None)
@@ -132,15 +114,8 @@ class Llama4ForConditionalGeneration(LlamaForCausalLM):
         return attention
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        config, mlp = self.config, f"{name}.feed_forward"
-        count, hidden, inner = config.num_experts, config.hidden_size, config.intermediate_size
+        config, mlp, inner = self.config, f"{name}.feed_forward", self.config.intermediate_size
         if index not in config.moe_layers:
-            return shared_mlp(mlp, hidden, config.intermediate_size_mlp, config.hidden_act)
-        return MixtureOfExperts(
-            RouterLinear({f"{mlp}.router": count}, hidden),
-            config.router,
-            *expert_stacks(f"{mlp}.experts", count, hidden, inner, transposed=True),
-            config.hidden_act,
-            shared=shared_mlp(f"{mlp}.shared_expert", hidden, inner, config.hidden_act),
-            weigh_inputs=True,
-        )
+            return self.make_mlp(mlp, config.intermediate_size_mlp)
+        shared = shared_mlp(config, f"{mlp}.shared_expert", inner)
+        return mixture(config, mlp, inner, "router", transposed=True, shared=shared, weigh_inputs=True)

@@ -8,22 +8,18 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
-from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.families.gemma import GemmaConfig, GemmaForCausalLM
+from pace.llm.models.families.gemma import GemmaForCausalLM
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
-from pace.llm.models.families.mistral import MistralConfig, MistralForCausalLM
-from pace.llm.models.families.phi3 import Phi3Config, Phi3ForCausalLM
-from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from pace.llm.models.families.qwen3 import Qwen3Config, Qwen3ForCausalLM
-from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, class_of_text, read_token_id
+from pace.llm.models.families.mistral import MistralForCausalLM
+from pace.llm.models.families.phi3 import Phi3ForCausalLM
+from pace.llm.models.families.qwen2 import Qwen2ForCausalLM
+from pace.llm.models.families.qwen3 import Qwen3ForCausalLM
+from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id
 from pace.llm.models.towers.clip import ClipVisionConfig, LlavaClipTower, LlavaTower
 from pace.llm.models.towers.pixtral import LlavaPixtralTower, PixtralVisionConfig
 from pace.llm.models.towers.projector import OTHER_PARTS, TEXT_PREFIXES, ProjectorConfig
 from pace.llm.models.towers.siglip import SiglipVisionConfig
 from pace.naming import shown
-from pace.ops.protocol import Ops
 
 TOWERS: dict[str, tuple[type[SiglipVisionConfig], type[LlavaTower | LlavaPixtralTower]]] = {
     "clip_vision_model": (ClipVisionConfig, LlavaClipTower),
@@ -83,18 +79,15 @@ class TakesImagesConfig(TakesMediaConfig):
 class TakesImages(TakesMedia):
     """A text model that takes images."""
 
+    family = "Llava"
+    MediaConfig = TakesImagesConfig
     text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES
     other_parts = OTHER_PARTS
 
-    def __init__(self, config: Any, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        if config.vision is not None:
-            tower = next(tower for kind, tower in TOWERS.values() if type(config.vision) is kind)
-            self.towers = [tower(config.vision, config.projector, config.image_token_id)]
-
-    @classmethod
-    def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
-        return class_of_text(raw, OF_TEXT, "Llava")
+    def make_tower(self) -> LlavaTower | LlavaPixtralTower:
+        config = self.config
+        tower = next(tower for kind, tower in TOWERS.values() if type(config.vision) is kind)
+        return tower(config.vision, config.projector, config.image_token_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,57 +99,11 @@ class LlavaForConditionalGeneration(TakesImages, LlamaForCausalLM):
     Config = LlavaConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class LlavaOfGemmaConfig(TakesImagesConfig, GemmaConfig):
-    pass
-
-
-class LlavaOfGemma(TakesImages, GemmaForCausalLM):
-    Config = LlavaOfGemmaConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class LlavaOfMistralConfig(TakesImagesConfig, MistralConfig):
-    pass
-
-
-class LlavaOfMistral(TakesImages, MistralForCausalLM):
-    Config = LlavaOfMistralConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class LlavaOfPhi3Config(TakesImagesConfig, Phi3Config):
-    pass
-
-
-class LlavaOfPhi3(TakesImages, Phi3ForCausalLM):
-    Config = LlavaOfPhi3Config
-
-
-@dataclass(frozen=True, kw_only=True)
-class LlavaOfQwen2Config(TakesImagesConfig, Qwen2Config):
-    pass
-
-
-class LlavaOfQwen2(TakesImages, Qwen2ForCausalLM):
-    Config = LlavaOfQwen2Config
-
-
-@dataclass(frozen=True, kw_only=True)
-class LlavaOfQwen3Config(TakesImagesConfig, Qwen3Config):
-    pass
-
-
-class LlavaOfQwen3(TakesImages, Qwen3ForCausalLM):
-    Config = LlavaOfQwen3Config
-
-
-OF_TEXT: dict[str, type[BaseModelForCausalLM]] = {
+TakesImages.of_text = {
     "llama": LlavaForConditionalGeneration,
-    "gemma": LlavaOfGemma,
-    "mistral": LlavaOfMistral,
-    "phi3": LlavaOfPhi3,
-    "qwen2": LlavaOfQwen2,
-    "qwen3": LlavaOfQwen3,
+    "gemma": TakesImages.of(GemmaForCausalLM),
+    "mistral": TakesImages.of(MistralForCausalLM),
+    "phi3": TakesImages.of(Phi3ForCausalLM),
+    "qwen2": TakesImages.of(Qwen2ForCausalLM),
+    "qwen3": TakesImages.of(Qwen3ForCausalLM),
 }
-"""model_type of the text -> class. The first one is the default."""

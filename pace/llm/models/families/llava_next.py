@@ -6,21 +6,19 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch
-from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.granite import GraniteConfig, GraniteForCausalLM
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.llava import TakesImagesConfig, read_llava_vision
-from pace.llm.models.families.mistral import MistralConfig, MistralForCausalLM
-from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from pace.llm.models.takes_media import TakesMedia, class_of_text, read_token_id
+from pace.llm.models.families.mistral import MistralForCausalLM
+from pace.llm.models.families.qwen2 import Qwen2ForCausalLM
+from pace.llm.models.takes_media import TakesMedia, read_token_id
 from pace.llm.models.towers.anyres import AnyresClipTower, AnyresProjectorConfig, AnyresTower
 from pace.llm.models.towers.clip import ClipVisionConfig
 from pace.llm.models.towers.projector import OTHER_PARTS, TEXT_PREFIXES
-from pace.ops.protocol import ForwardOps, Ops
+from pace.ops.protocol import ForwardOps
 
 NEWLINE_NAMES = dict.fromkeys(("image_newline", "model.image_newline"), "vision_tower.image_newline")
 """Names of the row after each line of patches, and the name used here."""
@@ -45,18 +43,15 @@ class TakesAnyresConfig(TakesImagesConfig):
 class TakesAnyres(TakesMedia):
     """A text model that takes images of any size."""
 
+    family = "LlavaNext"
+    MediaConfig = TakesAnyresConfig
     text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES | NEWLINE_NAMES
     other_parts = (*OTHER_PARTS, *NEWLINE_NAMES)
 
-    def __init__(self, config: Any, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        if config.vision is not None:
-            tower = AnyresClipTower if isinstance(config.vision, ClipVisionConfig) else AnyresTower
-            self.towers = [tower(config.vision, config.projector, config.image_token_id)]
-
-    @classmethod
-    def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
-        return class_of_text(raw, OF_TEXT, "LlavaNext")
+    def make_tower(self) -> AnyresTower | AnyresClipTower:
+        config = self.config
+        tower = AnyresClipTower if isinstance(config.vision, ClipVisionConfig) else AnyresTower
+        return tower(config.vision, config.projector, config.image_token_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,28 +81,9 @@ class LlavaNextOfGranite(TakesAnyres, GraniteForCausalLM):
         return x
 
 
-@dataclass(frozen=True, kw_only=True)
-class LlavaNextOfMistralConfig(TakesAnyresConfig, MistralConfig):
-    pass
-
-
-class LlavaNextOfMistral(TakesAnyres, MistralForCausalLM):
-    Config = LlavaNextOfMistralConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class LlavaNextOfQwen2Config(TakesAnyresConfig, Qwen2Config):
-    pass
-
-
-class LlavaNextOfQwen2(TakesAnyres, Qwen2ForCausalLM):
-    Config = LlavaNextOfQwen2Config
-
-
-OF_TEXT: dict[str, type[BaseModelForCausalLM]] = {
+TakesAnyres.of_text = {
     "llama": LlavaNextForConditionalGeneration,
     "granite": LlavaNextOfGranite,
-    "mistral": LlavaNextOfMistral,
-    "qwen2": LlavaNextOfQwen2,
+    "mistral": TakesAnyres.of(MistralForCausalLM),
+    "qwen2": TakesAnyres.of(Qwen2ForCausalLM),
 }
-"""model_type of the text -> class. The first one is the default."""

@@ -6,16 +6,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
-from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.llava import TakesImagesConfig, read_llava_vision
 from pace.llm.models.families.llava_next import NEWLINE_NAMES
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from pace.llm.models.takes_media import TakesMedia, class_of_text, read_token_id
+from pace.llm.models.takes_media import TakesMedia, read_token_id
 from pace.llm.models.towers.anyres import OnevisionProjectorConfig, OnevisionTower
 from pace.llm.models.towers.projector import OTHER_PARTS, TEXT_PREFIXES
-from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +31,13 @@ class LlavaOnevisionConfig(TakesImagesConfig, Qwen2Config):
 
 
 class LlavaOnevisionForConditionalGeneration(TakesMedia, Qwen2ForCausalLM):
+    family = "LlavaOnevision"
     Config = LlavaOnevisionConfig
     text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES | NEWLINE_NAMES
     other_parts = (*OTHER_PARTS, *NEWLINE_NAMES)
 
-    def __init__(self, config: LlavaOnevisionConfig, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        if config.vision is not None and config.projector is not None:
-            self.towers = [OnevisionTower(config.vision, config.projector, config.image_token_id)]
+    def make_tower(self) -> OnevisionTower:
+        return OnevisionTower(self.config.vision, self.config.projector, self.config.image_token_id)
 
-    @classmethod
-    def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
-        return class_of_text(raw, {"qwen2": cls}, "LlavaOnevision")
+
+LlavaOnevisionForConditionalGeneration.of_text = {"qwen2": LlavaOnevisionForConditionalGeneration}

@@ -52,16 +52,8 @@ class Mamba2Config(ModelConfig):
         "rescale_prenorm_residual": (True, False),
     }
     also_read: ClassVar[frozenset[str]] = frozenset(
-        {
-            "chunk_size",
-            "intermediate_size",
-            "time_step_floor",
-            "time_step_init_scheme",
-            "time_step_max",
-            "time_step_min",
-            "time_step_rank",
-            "time_step_scale",
-        }
+        """chunk_size intermediate_size time_step_floor time_step_init_scheme time_step_max time_step_min time_step_rank
+        time_step_scale""".split()
     )
 
     @property

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.layers import Rotary
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mixture_config import ListedMixturesConfig, MixtureConfig
 from pace.llm.models.families.qwen3_moe import Qwen3MoeForCausalLM
 from pace.llm.models.families.windowed import TwoRotationsConfig
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag, token_ids
-from pace.ops.experts import MAX_EXPERTS, Router
+from pace.ops.experts import MAX_EXPERTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +30,6 @@ class MellumConfig(ListedMixturesConfig, MixtureConfig, TwoRotationsConfig):
     bos_token_id: int | tuple[int, ...] | None = token_ids(None)
     eos_token_id: int | tuple[int, ...] | None = token_ids(None)
 
-    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
     only_here: ClassVar[dict[str, tuple]] = {
         "decoder_sparse_step": (None, 1),
         "mlp_bias": (None, False),
@@ -47,14 +45,7 @@ class MellumConfig(ListedMixturesConfig, MixtureConfig, TwoRotationsConfig):
         "num_nextn_predict_layers",
     }
 
-    @property
-    def router(self) -> Router:
-        return Router(self.num_experts, self.num_experts_per_tok, normalise=self.norm_topk_prob)
-
 
 class MellumForCausalLM(Qwen3MoeForCausalLM):
     Config = MellumConfig
     ignored_tensors = (*LlamaForCausalLM.ignored_tensors, r"(model\.)?mtp\..*")
-
-    def rotary(self, layer: int) -> Rotary:
-        return self.rotaries[self.config.slides(layer)]

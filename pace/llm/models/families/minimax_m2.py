@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import FeedForward, RopeConfig, WholeNorm
+from pace.llm.layers import MixtureOfExperts, RopeConfig, WholeNorm
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mixtral import MixtralForCausalLM
 from pace.llm.models.families.mixture_config import BiasedChoiceConfig, biased_mixture
@@ -88,5 +88,5 @@ class MiniMaxM2ForCausalLM(LlamaForCausalLM):
     def make_head_norm(self, name: str, num_heads: int) -> WholeNorm:
         return WholeNorm(name, num_heads * self.config.head_dim, self.config.rms_norm_eps)
 
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        return biased_mixture(self.config, f"{name}.mlp")
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        return biased_mixture(self.config, name)

@@ -7,18 +7,14 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
-from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
+from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.ministral3 import Ministral3Config, Ministral3ForCausalLM, without_scale
 from pace.llm.models.families.mistral import MistralConfig
-from pace.llm.models.families.mistral4 import Mistral4Config, Mistral4ForCausalLM
-from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, class_of_text, read_token_id
+from pace.llm.models.families.mistral4 import Mistral4ForCausalLM
+from pace.llm.models.families.qwen2 import Qwen2ForCausalLM
+from pace.llm.models.takes_media import TakesMedia, TakesMediaConfig, read_token_id
 from pace.llm.models.towers.pixtral import Mistral3Tower, PixtralVisionConfig
 from pace.llm.models.towers.projector import OTHER_PARTS, TEXT_PREFIXES, Mistral3ProjectorConfig, ProjectorConfig
-from pace.ops.protocol import Ops
 
 MISTRAL = {field.name: field.default for field in dataclasses.fields(MistralConfig) if "read" in field.metadata}
 """The defaults of a text part of Mistral, which Mistral 3 may have in place of Ministral 3."""
@@ -52,17 +48,14 @@ class OfMistral3Config(TakesMediaConfig):
 class OfMistral3(TakesMedia):
     """A text model that takes images through the tower of Pixtral."""
 
+    family = "Mistral3"
+    MediaConfig = OfMistral3Config
     text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES
     other_parts = OTHER_PARTS
 
-    def __init__(self, config: Any, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        if config.vision is not None and config.projector is not None:
-            self.towers = [Mistral3Tower(config.vision, config.projector, config.image_token_id)]
-
-    @classmethod
-    def variant(cls, raw: dict[str, Any]) -> type[BaseModelForCausalLM]:
-        return class_of_text(raw, OF_TEXT, "Mistral3")
+    def make_tower(self) -> Mistral3Tower:
+        config = self.config
+        return Mistral3Tower(config.vision, config.projector, config.image_token_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,38 +75,10 @@ class Mistral3ForConditionalGeneration(OfMistral3, Ministral3ForCausalLM):
     Config = Mistral3Config
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mistral3OfLlamaConfig(OfMistral3Config, LlamaConfig):
-    pass
-
-
-class Mistral3OfLlama(OfMistral3, LlamaForCausalLM):
-    Config = Mistral3OfLlamaConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mistral3OfQwen2Config(OfMistral3Config, Qwen2Config):
-    pass
-
-
-class Mistral3OfQwen2(OfMistral3, Qwen2ForCausalLM):
-    Config = Mistral3OfQwen2Config
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mistral3OfMistral4Config(OfMistral3Config, Mistral4Config):
-    pass
-
-
-class Mistral3OfMistral4(OfMistral3, Mistral4ForCausalLM):
-    Config = Mistral3OfMistral4Config
-
-
-OF_TEXT: dict[str, type[BaseModelForCausalLM]] = {
+OfMistral3.of_text = {
     "mistral": Mistral3ForConditionalGeneration,
     "ministral3": Mistral3ForConditionalGeneration,
-    "llama": Mistral3OfLlama,
-    "mistral4": Mistral3OfMistral4,
-    "qwen2": Mistral3OfQwen2,
+    "llama": OfMistral3.of(LlamaForCausalLM),
+    "mistral4": OfMistral3.of(Mistral4ForCausalLM),
+    "qwen2": OfMistral3.of(Qwen2ForCausalLM),
 }
-"""model_type of the text -> class. The first one is the default."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import FeedForward, MixtureOfExperts, RopeConfig, RouterLinear, expert_stacks
+from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.families.mistral import MistralConfig, MistralForCausalLM
-from pace.llm.models.families.mixture_config import MixtureConfig
+from pace.llm.models.families.mixture_config import MixtureConfig, mixture
 from pace.llm.models.model_config import MAX_POSITIONS, count, number
-from pace.llm.models.rope_config import read_rope
 from pace.ops.experts import Router
 
 
@@ -19,12 +18,9 @@ class MixtralConfig(MixtureConfig, MistralConfig):
     rms_norm_eps: float = number(1e-5, 0.0, 1.0)
     sliding_window: int | None = count(None, MAX_POSITIONS, optional=True)
 
-    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
     only_here: ClassVar[dict[str, tuple]] = {"layer_types": (None,)}
     without_effect: ClassVar[dict[str, tuple]] = {"norm_topk_prob": (True,)}
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, default_theta=1e6)
+    rope_options: ClassVar[dict[str, Any]] = {"default_theta": 1e6}
 
     @property
     def router(self) -> Router:
@@ -40,11 +36,5 @@ class MixtralForCausalLM(MistralForCausalLM):
         r"(.*\.experts\.\d+)\.w2\.(.*)": r"\1.down_proj.\2",
     }
 
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        config, hidden = self.config, self.config.hidden_size
-        return MixtureOfExperts(
-            RouterLinear({f"{name}.mlp.gate": config.num_experts}, hidden),
-            config.router,
-            *expert_stacks(f"{name}.mlp.experts", config.num_experts, hidden, config.intermediate_size),
-            config.hidden_act,
-        )
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        return mixture(self.config, name, self.config.intermediate_size)

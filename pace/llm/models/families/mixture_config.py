@@ -54,7 +54,10 @@ class MixtureConfig:
     num_experts: int = count(8, MAX_EXPERTS)
     num_experts_per_tok: int = count(2, MAX_EXPERTS)
 
+    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
     only_here: ClassVar[dict[str, tuple]] = {"scoring_func": (None, "softmax"), "topk_method": (None, "greedy")}
+    scores: ClassVar[str] = "softmax"
+    """How logits become the weights of experts; see `Router`."""
 
     def check(self) -> None:
         super().check()
@@ -62,12 +65,15 @@ class MixtureConfig:
             _ = self.router
         except ValueError as error:
             said = f"num_experts = {self.num_experts} and num_experts_per_tok = {self.num_experts_per_tok}"
-            raise ValueError(f"config.json: the router does not go with {said}: {error}") from None
+            raise ValueError(f"config.json: the router does not fit {said}: {error}") from None
 
     @property
     def router(self) -> Router | None:
         """The router; None if no layer has experts. Raises ValueError for inconsistent fields."""
-        raise NotImplementedError
+        return Router(self.num_experts, self.num_experts_per_tok, self.scores, normalise=self.norm_topk_prob)
+
+    def has_experts(self, layer: int) -> bool:
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +97,7 @@ class BiasedChoiceConfig(MixtureConfig):
     }
     only_here: ClassVar[dict[str, tuple]] = {"scoring_func": (None, "sigmoid"), "topk_method": (None, "noaux_tc")}
     normalised_eps: ClassVar[float] = 1e-20
-    """Added to the sum of the weights that divides them."""
+    """Added to the sum by which the weights are divided."""
 
     @property
     def router(self) -> Router | None:
@@ -140,24 +146,33 @@ class ListedMixturesConfig:
         return self.mlp_layer_types[layer] == SPARSE
 
 
-def biased_mixture(config: Any, name: str, **options: Any) -> MixtureOfExperts:
-    """Makes the mixture of a `BiasedChoiceConfig` below `name`, next to a shared MLP. `options` are those of
-    `MixtureOfExperts`."""
-    count, hidden, act = config.num_experts, config.hidden_size, config.hidden_act
+def mixture(
+    config: Any, name: str, inner: int, gate: str = "gate", transposed: bool = False, **options: Any
+) -> MixtureOfExperts:
+    """Makes the mixture of a `MixtureConfig` below `name`, with experts of the width `inner`. `gate` names the router's
+    tensor, `transposed` is that of `expert_stacks`, and `options` are those of `MixtureOfExperts`."""
+    count, hidden = config.num_experts, config.hidden_size
     return MixtureOfExperts(
-        RouterLinear({f"{name}.gate": count}, hidden),
+        RouterLinear({f"{name}.{gate}": count}, hidden),
         config.router,
-        *expert_stacks(f"{name}.experts", count, hidden, config.moe_intermediate_size),
-        act,
-        choice_bias=Vectors({f"{name}.gate.e_score_correction_bias": count}),
-        shared=shared_mlp(f"{name}.shared_experts", hidden, config.shared_width, act),
+        *expert_stacks(f"{name}.experts", count, hidden, inner, transposed=transposed),
+        config.hidden_act,
         **options,
     )
 
 
-def shared_mlp(name: str, hidden: int, inner: int, activation: str, bias: bool = False) -> GatedMLP | None:
-    """The shared MLP of all tokens; None if its size is 0."""
+def biased_mixture(config: Any, name: str, **options: Any) -> MixtureOfExperts:
+    """Makes the mixture of a `BiasedChoiceConfig` below `name`, next to a shared MLP. `options` are those of
+    `MixtureOfExperts`."""
+    bias = Vectors({f"{name}.gate.e_score_correction_bias": config.num_experts})
+    shared = shared_mlp(config, f"{name}.shared_experts", config.shared_width)
+    return mixture(config, name, config.moe_intermediate_size, choice_bias=bias, shared=shared, **options)
+
+
+def shared_mlp(config: Any, name: str, inner: int, bias: bool = False) -> GatedMLP | None:
+    """Makes the shared MLP of all tokens, of the width `inner`. Returns None if that is 0."""
     if inner == 0:
         return None
+    hidden = config.hidden_size
     gate_up = GatedLinear({f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden, bias)
-    return GatedMLP(gate_up, Linear({f"{name}.down_proj": hidden}, inner, bias), activation)
+    return GatedMLP(gate_up, Linear({f"{name}.down_proj": hidden}, inner, bias), config.hidden_act)

@@ -10,24 +10,14 @@ import torch
 from pace.batch import Positions
 from pace.llm.layers import Attention, Block, Embedding, LayerNorm, Linear, NoRotary, PlainMLP, alibi_slopes
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.model_config import (
-    HARMLESS,
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    ModelConfig,
-    check_divides,
-    checked_head_dim,
-    count,
-    flag,
-    number,
-    token_ids,
-)
+from pace.llm.models.families.equal_heads import EqualHeadsConfig
+from pace.llm.models.model_config import HARMLESS, MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
 from pace.naming import shown
 from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
-class MptConfig(ModelConfig):
+class MptConfig(EqualHeadsConfig):
     """The fields of `attn_config` are read as if they were at the top."""
 
     vocab_size: int = count(50368)
@@ -76,18 +66,6 @@ class MptConfig(ModelConfig):
             raise ValueError(f"config.json: attn_config must be an object or null; got {shown(attention)}")
         return {name: value for name, value in attention.items() if not HARMLESS.fullmatch(name)} | fields
 
-    def check(self) -> None:
-        check_divides(self, "num_attention_heads", "hidden_size")
-        checked_head_dim(self.head_dim)
-
-    @property
-    def num_key_value_heads(self) -> int:
-        return self.num_attention_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
-
 
 class MptForCausalLM(BaseModelForCausalLM):
     Config = MptConfig
@@ -115,11 +93,7 @@ def mpt_layer(config: MptConfig, name: str) -> Block:
         clip=config.clip_qkv or None,
         slopes=alibi_slopes(heads, config.alibi_bias_max),
     )
-    mlp = PlainMLP(
-        Linear({f"{name}.ffn.up_proj": 4 * hidden}, hidden),
-        Linear({f"{name}.ffn.down_proj": hidden}, 4 * hidden),
-        "gelu",
-    )
+    mlp = PlainMLP.named(f"{name}.ffn.up_proj", f"{name}.ffn.down_proj", hidden, 4 * hidden, "gelu")
     return Block(mpt_norm(config, f"{name}.norm_1"), attention, mpt_norm(config, f"{name}.norm_2"), mlp)
 
 

@@ -12,7 +12,6 @@ from pace.llm.layers import (
     LatentMixture,
     Linear,
     MixtureOfExperts,
-    NoRotary,
     PlainMLP,
     RouterLinear,
     Vectors,
@@ -121,23 +120,11 @@ class NemotronHConfig(BiasedChoiceConfig, LlamaConfig):
         "sliding_window": (None,),
         "use_mamba_kernels": (True, False),
     }
-    also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {
-        "chunk_size",
-        "expand",
-        "mamba_chunk_size",
-        "mamba_dt_init_floor",
-        "mamba_dt_max",
-        "mamba_dt_min",
-        "mamba_expand",
-        "mtp_hybrid_override_pattern",
-        "mtp_layers_block_type",
-        "num_logits_to_keep",
-        "num_nextn_predict_layers",
-        "rescale_prenorm_residual",
-        "time_step_floor",
-        "time_step_max",
-        "time_step_min",
-    }
+    also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read.union(
+        """chunk_size expand mamba_chunk_size mamba_dt_init_floor mamba_dt_max mamba_dt_min mamba_expand
+        mtp_hybrid_override_pattern mtp_layers_block_type num_logits_to_keep num_nextn_predict_layers
+        rescale_prenorm_residual time_step_floor time_step_max time_step_min""".split()
+    )
     ropes = ()
 
     def check(self) -> None:
@@ -171,10 +158,6 @@ class NemotronHConfig(BiasedChoiceConfig, LlamaConfig):
         """Attention has no positions; the fields of a rotation have no effect."""
 
     @property
-    def max_length(self) -> int:
-        return self.max_position_embeddings
-
-    @property
     def mamba(self) -> MambaForm:
         """The form of the Mamba-2 layers."""
         return MambaForm(
@@ -205,12 +188,6 @@ class NemotronHForCausalLM(LlamaForCausalLM):
     # Layers that predict further tokens, which drafting could use.
     ignored_tensors: ClassVar[tuple[str, ...]] = (*LlamaForCausalLM.ignored_tensors, r"mtp\..*")
 
-    def make_rotaries(self) -> tuple[()]:
-        return ()
-
-    def rotary(self, layer: int) -> NoRotary:
-        return NoRotary()
-
     def make_layer(self, name: str, index: int) -> Block:
         config, norm, mixer = self.config, self.make_norm(f"{name}.norm"), f"{name}.mixer"
         match config.layer_types[index]:
@@ -225,11 +202,7 @@ class NemotronHForCausalLM(LlamaForCausalLM):
 
     def make_plain_mlp(self, name: str, inner: int) -> PlainMLP:
         hidden, bias = self.config.hidden_size, self.config.mlp_bias
-        return PlainMLP(
-            Linear({f"{name}.up_proj": inner}, hidden, bias),
-            Linear({f"{name}.down_proj": hidden}, inner, bias),
-            self.config.hidden_act,
-        )
+        return PlainMLP.named(f"{name}.up_proj", f"{name}.down_proj", hidden, inner, self.config.hidden_act, bias=bias)
 
     def make_mixture(self, name: str) -> MixtureOfExperts:
         config = self.config

@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Block, LayerNorm, NoNorm, RopeConfig, Rotary, WholeNorm
+from pace.llm.layers import LayerNorm, RopeConfig, WholeNorm
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.windowed import WindowedConfig
 from pace.llm.models.layer_types import FULL, SLIDING
@@ -55,16 +55,8 @@ class Olmo2Config(LlamaConfig):
 
 class Olmo2ForCausalLM(LlamaForCausalLM):
     Config = Olmo2Config
-
-    def make_layer(self, name: str, index: int) -> Block:
-        return Block(
-            NoNorm(),
-            self.make_attention(f"{name}.self_attn", index),
-            NoNorm(),
-            self.make_feed_forward(name, index),
-            mixer_post_norm=self.make_norm(f"{name}.post_attention_layernorm"),
-            mlp_post_norm=self.make_norm(f"{name}.post_feedforward_layernorm"),
-        )
+    norm_names = ()
+    post_norm_names = ("post_attention_layernorm", "post_feedforward_layernorm")
 
     def make_head_norm(self, name: str, num_heads: int) -> WholeNorm:
         return WholeNorm(name, num_heads * self.config.head_dim, self.config.rms_norm_eps)
@@ -72,9 +64,6 @@ class Olmo2ForCausalLM(LlamaForCausalLM):
 
 @dataclass(frozen=True, kw_only=True)
 class Olmo3Config(Olmo2Config, WindowedConfig):
-    local_rope: RopeConfig | None = None
-    """Rotation of the layers with a window."""
-
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         values = super().derived(fields)
         local = fields_of_layers(fields, SLIDING, scaled=False) | {"rope_theta": None}
@@ -90,13 +79,6 @@ class Olmo3Config(Olmo2Config, WindowedConfig):
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
         return read_rope(fields_of_layers(fields, FULL), head_dim, self.max_position_embeddings, default_theta=5e5)
 
-    @property
-    def ropes(self) -> tuple[RopeConfig, ...]:
-        return self.rope, self.local_rope
-
 
 class Olmo3ForCausalLM(Olmo2ForCausalLM):
     Config = Olmo3Config
-
-    def rotary(self, layer: int) -> Rotary:
-        return self.rotaries[self.config.slides(layer)]

@@ -6,19 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import (
-    Block,
-    Convolution,
-    DeltaNet,
-    FloatLinear,
-    GatedNorm,
-    Linear,
-    NoRotary,
-    Rates,
-    RopeConfig,
-    Rotary,
-    Vectors,
-)
+from pace.llm.layers import Block, Convolution, DeltaNet, FloatLinear, GatedNorm, Linear, Rates, RopeConfig, Vectors
 from pace.llm.models.families.delta_rule import DeltaRuleConfig
 from pace.llm.models.families.olmo import Olmo2ForCausalLM
 from pace.llm.models.layer_types import FULL, LINEAR, every
@@ -76,14 +64,6 @@ class OlmoHybridConfig(DeltaRuleConfig):
             return None
         return read_rope(fields, head_dim, self.max_position_embeddings)
 
-    @property
-    def ropes(self) -> tuple[RopeConfig, ...]:
-        return super().ropes if self.rope else ()
-
-    @property
-    def max_length(self) -> int:
-        return super().max_length if self.rope else self.max_position_embeddings
-
 
 class OlmoHybridForCausalLM(Olmo2ForCausalLM):
     Config = OlmoHybridConfig
@@ -102,9 +82,6 @@ class OlmoHybridForCausalLM(Olmo2ForCausalLM):
             self.make_norm(f"{name}.post_attention_layernorm"),
             self.make_mlp(f"{name}.mlp"),
         )
-
-    def rotary(self, layer: int) -> Rotary | NoRotary:
-        return super().rotary(layer) if self.rotaries else NoRotary()
 
     def make_delta_net(self, name: str) -> DeltaNet:
         config, hidden = self.config, self.config.hidden_size

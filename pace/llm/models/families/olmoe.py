@@ -4,13 +4,12 @@ layer. Queries, keys and values may be clipped, after the norms."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from pace.llm.layers import Attention, FeedForward, MixtureOfExperts, RouterLinear, WholeNorm, expert_stacks
+from pace.llm.layers import Attention, MixtureOfExperts, WholeNorm
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
-from pace.llm.models.families.mixture_config import MixtureConfig
+from pace.llm.models.families.mixture_config import MixtureConfig, mixture
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
-from pace.ops.experts import MAX_EXPERTS, Router
+from pace.ops.experts import MAX_EXPERTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +29,9 @@ class OlmoeConfig(MixtureConfig, LlamaConfig):
     eos_token_id: int | tuple[int, ...] | None = token_ids(50279)
     pad_token_id: int | tuple[int, ...] | None = token_ids(1)
 
-    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
-
     @property
     def clip(self) -> float | None:
         return self.clip_qkv
-
-    @property
-    def router(self) -> Router:
-        return Router(self.num_experts, self.num_experts_per_tok, normalise=self.norm_topk_prob)
 
 
 class OlmoeForCausalLM(LlamaForCausalLM):
@@ -52,15 +45,5 @@ class OlmoeForCausalLM(LlamaForCausalLM):
     def make_head_norm(self, name: str, num_heads: int) -> WholeNorm:
         return WholeNorm(name, num_heads * self.config.head_dim, self.config.rms_norm_eps)
 
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        return olmoe_mixture(self.config, f"{name}.mlp")
-
-
-def olmoe_mixture(config: Any, name: str) -> MixtureOfExperts:
-    """Makes the mixture of a layer of OLMoE or of FlexOlmo."""
-    return MixtureOfExperts(
-        RouterLinear({f"{name}.gate": config.num_experts}, config.hidden_size),
-        config.router,
-        *expert_stacks(f"{name}.experts", config.num_experts, config.hidden_size, config.intermediate_size),
-        config.hidden_act,
-    )
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        return mixture(self.config, name, self.config.intermediate_size)

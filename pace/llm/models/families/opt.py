@@ -13,16 +13,8 @@ from pace.batch import ForwardBatch, Positions
 from pace.llm.layers import Attention, Block, Embedding, Layer, LayerNorm, Linear, NoNorm, NoRotary, PlainMLP
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.model_config import (
-    MAX_LAYERS,
-    ModelConfig,
-    activation,
-    check_divides,
-    checked_head_dim,
-    count,
-    flag,
-    token_ids,
-)
+from pace.llm.models.families.equal_heads import EqualHeadsConfig
+from pace.llm.models.model_config import MAX_LAYERS, activation, count, flag, token_ids
 from pace.ops.protocol import ForwardOps, Ops
 
 POSITION_OFFSET = 2
@@ -30,7 +22,7 @@ POSITION_OFFSET = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class OPTConfig(ModelConfig):
+class OPTConfig(EqualHeadsConfig):
     vocab_size: int = count(50272)
     hidden_size: int = count(768)
     ffn_dim: int = count(3072)
@@ -47,20 +39,8 @@ class OPTConfig(ModelConfig):
     eos_token_id: int | tuple[int, ...] | None = token_ids(2)
     pad_token_id: int | tuple[int, ...] | None = token_ids(1)
 
-    def check(self) -> None:
-        check_divides(self, "num_attention_heads", "hidden_size")
-        checked_head_dim(self.head_dim)
-
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {"word_embed_proj_dim": self.word_embed_proj_dim or self.hidden_size}
-
-    @property
-    def num_key_value_heads(self) -> int:
-        return self.num_attention_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
 
 
 class OPTForCausalLM(BaseModelForCausalLM):
@@ -119,11 +99,7 @@ def opt_layer(config: OPTConfig, name: str) -> Block:
         Positions(heads, dim, dim),
         NoRotary(),
     )
-    mlp = PlainMLP(
-        Linear({f"{name}.fc1": config.ffn_dim}, hidden, bias),
-        Linear({f"{name}.fc2": hidden}, config.ffn_dim, bias),
-        config.activation_function,
-    )
+    mlp = PlainMLP.named(f"{name}.fc1", f"{name}.fc2", hidden, config.ffn_dim, config.activation_function, bias=bias)
     first, second = (opt_norm(config, f"{name}.{norm}") for norm in ("self_attn_layer_norm", "final_layer_norm"))
     if config.do_layer_norm_before:
         return Block(first, attention, second, mlp)

@@ -66,12 +66,8 @@ class PhiForCausalLM(BaseModelForCausalLM):
 
 def phi_layer(config: PhiConfig, name: str, rotary: Rotary) -> Block:
     """`x + attention(norm(x)) + mlp(norm(x))`."""
-    hidden, heads, kv_heads, dim = (
-        config.hidden_size,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
-    )
+    hidden, dim = config.hidden_size, config.head_dim
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     rows = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
     if config.qkv_fused:
         rows = {"qkv_proj": sum(rows.values())}
@@ -83,10 +79,8 @@ def phi_layer(config: PhiConfig, name: str, rotary: Rotary) -> Block:
         rotary,
         *(head_norm(config, f"{name}.self_attn.{part}_layernorm") for part in "qk"),
     )
-    mlp = PlainMLP(
-        Linear({f"{name}.mlp.fc1": config.intermediate_size}, hidden, bias=True),
-        Linear({f"{name}.mlp.fc2": hidden}, config.intermediate_size, bias=True),
-        config.hidden_act,
+    mlp = PlainMLP.named(
+        f"{name}.mlp.fc1", f"{name}.mlp.fc2", hidden, config.intermediate_size, config.hidden_act, bias=True
     )
     norm = LayerNorm(f"{name}.input_layernorm", hidden, config.layer_norm_eps)
     return Block(norm, attention, None, mlp, parallel=True)

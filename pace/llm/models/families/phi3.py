@@ -6,10 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import RopeConfig
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import MAX_POSITIONS, count, number, token_ids
-from pace.llm.models.rope_config import first_long, read_rope
+from pace.llm.models.rope_config import first_long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +23,12 @@ class Phi3Config(LlamaConfig):
     pad_token_id: int | tuple[int, ...] | None = token_ids(32000)
 
     only_here: ClassVar[dict[str, tuple]] = {"attention_bias": (False,), "mlp_bias": (False,)}
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(
-            fields,
-            head_dim,
-            self.max_position_embeddings,
-            kinds=("default", "longrope"),
-            kind_names={"su": "longrope", "yarn": "longrope"},  # the names in early checkpoints
-            original_max_positions=4096,
-            partial=True,
-        )
+    rope_options: ClassVar[dict[str, Any]] = {
+        "kinds": ("default", "longrope"),
+        "kind_names": {"su": "longrope", "yarn": "longrope"},
+        "original_max_positions": 4096,
+        "partial": True,
+    }
 
     def window(self, layer: int) -> int | None:
         return self.sliding_window

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, expert_stacks
-from pace.llm.models.families.mixture_config import MixtureConfig, layer_numbers, shared_mlp
+from pace.llm.layers import MixtureOfExperts, RouterLinear
+from pace.llm.models.families.mixture_config import MixtureConfig, layer_numbers, mixture, shared_mlp
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag
-from pace.ops.experts import MAX_EXPERTS, Router
+from pace.ops.experts import MAX_EXPERTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +18,6 @@ class QwenMixtureConfig(MixtureConfig):
     norm_topk_prob: bool = flag(False)
     decoder_sparse_step: int = count(1, MAX_LAYERS)
     mlp_only_layers: tuple[int, ...] = layer_numbers()
-
-    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
-
-    @property
-    def router(self) -> Router:
-        return Router(self.num_experts, self.num_experts_per_tok, normalise=self.norm_topk_prob)
 
     def has_experts(self, layer: int) -> bool:
         return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
@@ -58,19 +51,8 @@ class Qwen2MoeConfig(QwenMixtureConfig, Qwen2Config):
 class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
     Config = Qwen2MoeConfig
 
-    def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        if not self.config.has_experts(index):
-            return super().make_feed_forward(name, index)
-        return self.make_experts(f"{name}.mlp")
-
     def make_experts(self, name: str) -> MixtureOfExperts:
         config = self.config
-        hidden, shared = config.hidden_size, config.shared_expert_intermediate_size
-        return MixtureOfExperts(
-            RouterLinear({f"{name}.gate": config.num_experts}, hidden),
-            config.router,
-            *expert_stacks(f"{name}.experts", config.num_experts, hidden, config.moe_intermediate_size),
-            config.hidden_act,
-            shared=shared_mlp(f"{name}.shared_expert", hidden, shared, config.hidden_act),
-            shared_gate=RouterLinear({f"{name}.shared_expert_gate": 1}, hidden),
-        )
+        shared = shared_mlp(config, f"{name}.shared_expert", config.shared_expert_intermediate_size)
+        gate = RouterLinear({f"{name}.shared_expert_gate": 1}, config.hidden_size)
+        return mixture(config, name, config.moe_intermediate_size, shared=shared, shared_gate=gate)

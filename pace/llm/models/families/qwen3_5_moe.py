@@ -21,7 +21,6 @@ class Qwen3_5MoeConfig(MixtureConfig, OfQwen3_5Config):
     moe_intermediate_size: int = count(512)
     shared_expert_intermediate_size: int = count(512)
 
-    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
     without_effect: ClassVar[dict[str, tuple]] = OfQwen3_5Config.without_effect | {
         "decoder_sparse_step": (1,),
         "norm_topk_prob": (True,),
@@ -30,9 +29,6 @@ class Qwen3_5MoeConfig(MixtureConfig, OfQwen3_5Config):
     @property
     def router(self) -> Router:
         return Router(self.num_experts, self.num_experts_per_tok, normalise=True)
-
-    def has_experts(self, layer: int) -> bool:
-        return True
 
 
 class Qwen3_5MoeForConditionalGeneration(OfQwen3_5, Qwen2MoeForCausalLM):

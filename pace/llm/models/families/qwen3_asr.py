@@ -22,7 +22,7 @@ class HearsSoundConfig:
     """Fields about sound, in addition to those of the text model."""
 
     audio: QwenAudioConfig | None = None
-    """The tower; None for text alone."""
+    """The tower; None for only text."""
     audio_token_id: int = 151646
     """Id of the token that stands for a row of a clip."""
 
@@ -41,7 +41,7 @@ class HearsSoundConfig:
                     f"got {audio.output_dim}"
                 )
         except (ValueError, NotImplementedError) as error:
-            raise type(error)(f"{error}; media=False loads the text model alone") from None
+            raise type(error)(f"{error}; media=False loads only the text model") from None
         return dataclasses.replace(config, audio=audio, audio_token_id=placeholder)
 
 

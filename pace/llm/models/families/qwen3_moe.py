@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.layers import MixtureOfExperts, RouterLinear, expert_stacks
+from pace.llm.layers import MixtureOfExperts
+from pace.llm.models.families.mixture_config import mixture
 from pace.llm.models.families.qwen2_moe import Qwen2MoeForCausalLM, QwenMixtureConfig
 from pace.llm.models.families.qwen3 import Qwen3Config
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, count
@@ -39,10 +40,4 @@ class Qwen3MoeForCausalLM(Qwen2MoeForCausalLM):
     head_norm = True
 
     def make_experts(self, name: str) -> MixtureOfExperts:
-        config = self.config
-        return MixtureOfExperts(
-            RouterLinear({f"{name}.gate": config.num_experts}, config.hidden_size),
-            config.router,
-            *expert_stacks(f"{name}.experts", config.num_experts, config.hidden_size, config.moe_intermediate_size),
-            config.hidden_act,
-        )
+        return mixture(self.config, name, self.config.moe_intermediate_size)

@@ -71,10 +71,10 @@ class Qwen3OmniMoeConfig(HearsSoundConfig, OfQwen3VLConfig, Qwen3MoeConfig):
             if name in thinker:
                 raise NotImplementedError(
                     f"config.json: {name} is not implemented; write {name.removesuffix('index')}id; media=False loads "
-                    f"the text model alone"
+                    f"only the text model"
                 )
         if thinker.get("vision_config") is None:
-            raise ValueError("config.json: vision_config is missing; media=False loads the text model alone")
+            raise ValueError("config.json: vision_config is missing; media=False loads only the text model")
         return super().with_media(thinker)
 
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.layers import MixtureOfExperts, RouterLinear, expert_stacks
+from pace.llm.layers import MixtureOfExperts
+from pace.llm.models.families.mixture_config import mixture
 from pace.llm.models.families.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from pace.llm.models.families.qwen_vl import OfQwen3VLConfig, SeesImages
 from pace.llm.models.model_config import count
@@ -34,10 +35,4 @@ class Qwen3VLMoeForConditionalGeneration(SeesImages, Qwen3MoeForCausalLM):
     Tower = Qwen3VisionTower
 
     def make_experts(self, name: str) -> MixtureOfExperts:
-        config, sizes = self.config, (self.config.num_experts, self.config.hidden_size)
-        return MixtureOfExperts(
-            RouterLinear({f"{name}.gate": config.num_experts}, config.hidden_size),
-            config.router,
-            *expert_stacks(f"{name}.experts", *sizes, config.moe_intermediate_size, transposed=True),
-            config.hidden_act,
-        )
+        return mixture(self.config, name, self.config.moe_intermediate_size, transposed=True)

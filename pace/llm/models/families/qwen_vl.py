@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from pace.llm.layers import RopeConfig
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
@@ -35,7 +34,6 @@ from pace.llm.models.towers.qwen_vision_config import (
 )
 from pace.media.media import MediaSpan
 from pace.naming import shown
-from pace.ops.protocol import Ops
 
 logger = logging.getLogger("pace")
 
@@ -128,10 +126,8 @@ class SeesImages(TakesMedia):
     other_parts = OTHER_PARTS
     Tower: ClassVar[type[QwenVisionTower]]
 
-    def __init__(self, config: Any, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        if config.vision is not None:
-            self.towers = [self.Tower(config.vision, config.image_token_id)]
+    def make_tower(self) -> QwenVisionTower:
+        return self.Tower(self.config.vision, self.config.image_token_id)
 
     def angle_positions(self, media: Sequence[MediaSpan], start: int, end: int) -> np.ndarray:
         positions = np.tile(np.arange(start, end), (3, 1))

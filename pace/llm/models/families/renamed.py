@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import RopeConfig
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, number, token_ids
-from pace.llm.models.rope_config import read_rope
 
 
 class RenamedForCausalLM(LlamaForCausalLM):
@@ -30,9 +28,7 @@ class ExaoneConfig(LlamaConfig):
         "layer_norm_epsilon": "rms_norm_eps",
         "num_layers": "num_hidden_layers",
     }
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, default_theta=5e5)
+    rope_options: ClassVar[dict[str, Any]] = {"default_theta": 5e5}
 
 
 class ExaoneForCausalLM(RenamedForCausalLM):

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import NoRotary, RopeConfig, Rotary
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.unrotated import UnrotatedConfig
-from pace.llm.models.layer_types import SLIDING, check_layer_types, layer_types
+from pace.llm.models.families.windowed import SwitchedWindowConfig
+from pace.llm.models.layer_types import SLIDING
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag, token_ids
-from pace.llm.models.rope_config import read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmolLM3Config(UnrotatedConfig):
+class SmolLM3Config(SwitchedWindowConfig, UnrotatedConfig):
     vocab_size: int = count(128256)
     hidden_size: int = count(2048)
     num_hidden_layers: int = count(36, MAX_LAYERS)
@@ -25,27 +24,10 @@ class SmolLM3Config(UnrotatedConfig):
     bos_token_id: int | tuple[int, ...] | None = token_ids(128000)
     eos_token_id: int | tuple[int, ...] | None = token_ids(128001)
     pad_token_id: int | tuple[int, ...] | None = token_ids(128004)
-    use_sliding_window: bool = flag(False)
     sliding_window: int | None = count(None, MAX_POSITIONS, optional=True)
-    layer_types: tuple[str, ...] | None = layer_types()
 
     also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {"max_window_layers"}
-
-    def check(self) -> None:
-        super().check()
-        check_layer_types(self.layer_types, self.num_hidden_layers)
-        if SLIDING in (self.layer_types or ()) and self.effective_window is None:
-            raise ValueError(
-                "config.json: layer_types asks for sliding_attention, but use_sliding_window is false or "
-                "sliding_window is null"
-            )
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, default_theta=2e6)
-
-    @property
-    def effective_window(self) -> int | None:
-        return self.sliding_window if self.use_sliding_window else None
+    rope_options: ClassVar[dict[str, Any]] = {"default_theta": 2e6}
 
     def window(self, layer: int) -> int | None:
         slides = self.layer_types[layer] == SLIDING if self.layer_types else not self.no_rope_layers[layer]
@@ -54,6 +36,3 @@ class SmolLM3Config(UnrotatedConfig):
 
 class SmolLM3ForCausalLM(LlamaForCausalLM):
     Config = SmolLM3Config
-
-    def rotary(self, layer: int) -> Rotary | NoRotary:
-        return self.rotaries[0] if self.config.no_rope_layers[layer] else NoRotary()

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import RopeConfig
 from pace.llm.models.families.glm4_moe import Glm4MoeConfig, Glm4MoeForCausalLM
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, count
-from pace.llm.models.rope_config import read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +19,7 @@ class SolarOpenConfig(Glm4MoeConfig):
     first_k_dense_replace: int = count(0, 0, minimum=0)
 
     without_effect: ClassVar[dict[str, tuple]] = {"use_qk_norm": (False,), "first_k_dense_replace": (0,)}
-
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, default_theta=1e6)
+    rope_options: ClassVar[dict[str, Any]] = {"default_theta": 1e6}
 
 
 class SolarOpenForCausalLM(Glm4MoeForCausalLM):

@@ -82,10 +82,5 @@ class StableLmForCausalLM(LlamaForCausalLM):
     def make_layer(self, name: str, index: int) -> Block:
         if not self.config.use_parallel_residual:
             return super().make_layer(name, index)
-        return Block(
-            self.make_norm(f"{name}.input_layernorm"),
-            self.make_attention(f"{name}.self_attn", index),
-            None,
-            self.make_mlp(f"{name}.mlp"),
-            parallel=True,
-        )
+        norm = self.make_norm(f"{name}.input_layernorm")
+        return Block(norm, self.make_mixer(name, index), None, self.make_feed_forward(name, index), parallel=True)

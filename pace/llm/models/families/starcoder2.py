@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from pace.llm.layers import LayerNorm, Linear, PlainMLP, RopeConfig
+from pace.llm.layers import LayerNorm, PlainMLP, RopeConfig
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, activation, count, flag, number, token_ids
 from pace.llm.models.rope_config import read_rope
@@ -78,8 +78,4 @@ class Starcoder2ForCausalLM(LlamaForCausalLM):
     def make_mlp(self, name: str) -> PlainMLP:
         config = self.config
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.use_bias
-        return PlainMLP(
-            Linear({f"{name}.c_fc": inner}, hidden, bias),
-            Linear({f"{name}.c_proj": hidden}, inner, bias),
-            config.hidden_act,
-        )
+        return PlainMLP.named(f"{name}.c_fc", f"{name}.c_proj", hidden, inner, config.hidden_act, bias=bias)

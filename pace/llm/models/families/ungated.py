@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch
-from pace.llm.layers import HeadUnitNorm, LayerNorm, Linear, PlainMLP, RopeConfig, UnitNorm
+from pace.llm.layers import HeadUnitNorm, LayerNorm, PlainMLP, RopeConfig, UnitNorm
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, activation, count, flag, number, token_ids
 from pace.llm.models.rope_config import read_rope
@@ -21,11 +21,8 @@ class UngatedForCausalLM(LlamaForCausalLM):
 
     def make_mlp(self, name: str) -> PlainMLP:
         config, (up, down) = self.config, self.mlp_names
-        return PlainMLP(
-            Linear({f"{name}.{up}": config.intermediate_size}, config.hidden_size, config.mlp_bias),
-            Linear({f"{name}.{down}": config.hidden_size}, config.intermediate_size, config.mlp_bias),
-            config.hidden_act,
-        )
+        hidden, inner = config.hidden_size, config.intermediate_size
+        return PlainMLP.named(f"{name}.{up}", f"{name}.{down}", hidden, inner, config.hidden_act, bias=config.mlp_bias)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +52,7 @@ class NemotronConfig(LlamaConfig):
     bos_token_id: int | tuple[int, ...] | None = token_ids(2)
     eos_token_id: int | tuple[int, ...] | None = token_ids(3)
 
-    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, partial=True, default_partial=0.5)
+    rope_options: ClassVar[dict[str, Any]] = {"partial": True, "default_partial": 0.5}
 
 
 class NemotronForCausalLM(UngatedForCausalLM):

@@ -39,3 +39,6 @@ class UnrotatedConfig(LlamaConfig):
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         rotate = tuple(int((layer + 1) % self.no_rope_layer_interval != 0) for layer in range(self.num_hidden_layers))
         return super().derived(fields) | {"no_rope_layers": self.no_rope_layers or rotate}
+
+    def rotation(self, layer: int) -> int | None:
+        return 0 if self.no_rope_layers[layer] else None

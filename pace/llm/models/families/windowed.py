@@ -1,4 +1,4 @@
-"""Config of families whose layers have a window, except that every n-th sees all positions."""
+"""Configs of families whose layers have a window: those where every n-th sees all positions, and those with a flag."""
 
 from __future__ import annotations
 
@@ -8,14 +8,41 @@ from typing import Any, ClassVar
 from pace.llm.layers import RopeConfig
 from pace.llm.models.families.llama import LlamaConfig
 from pace.llm.models.layer_types import FULL, SLIDING, check_layer_types, every, layer_types
-from pace.llm.models.model_config import MAX_POSITIONS, count
+from pace.llm.models.model_config import MAX_POSITIONS, count, flag
 from pace.llm.models.rope_config import fields_of_layers, read_rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchedWindowConfig(LlamaConfig):
+    """For families whose windows only count with a flag."""
+
+    use_sliding_window: bool = flag(False)
+    sliding_window: int | None = count(4096, MAX_POSITIONS, optional=True)
+    layer_types: tuple[str, ...] | None = layer_types()
+
+    def check(self) -> None:
+        super().check()
+        check_layer_types(self.layer_types, self.num_hidden_layers)
+        if SLIDING in (self.layer_types or ()) and self.effective_window is None:
+            raise ValueError(
+                "config.json: layer_types asks for sliding_attention, but use_sliding_window is false or "
+                "sliding_window is null"
+            )
+
+    @property
+    def effective_window(self) -> int | None:
+        return self.sliding_window if self.use_sliding_window else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowedConfig(LlamaConfig):
     sliding_window: int | None = count(4096, MAX_POSITIONS, optional=True)
     layer_types: tuple[str, ...] | None = layer_types()
+    local_rope: RopeConfig | None = None
+    """Rotation of the layers with a window; None if it is that of the others."""
+
+    only_windows_rotate: ClassVar[bool] = False
+    """True if layers without a window do not rotate."""
 
     @property
     def full_every(self) -> int:
@@ -42,14 +69,20 @@ class WindowedConfig(LlamaConfig):
     def window(self, layer: int) -> int | None:
         return self.sliding_window if self.slides(layer) else None
 
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        return super().ropes if self.local_rope is None else (self.rope, self.local_rope)
+
+    def rotation(self, layer: int) -> int | None:
+        if self.local_rope is not None:
+            return int(self.slides(layer))
+        return None if self.only_windows_rotate and not self.slides(layer) else super().rotation(layer)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TwoRotationsConfig(WindowedConfig):
     """Config of families whose layers with a window have another rotation than the others. All layers see all
     positions, if `layer_types` is not given."""
-
-    local_rope: RopeConfig | None = None
-    """Rotation of the layers with a window."""
 
     partial: ClassVar[bool] = False
     """True if a rotation may be of a part of a head."""
@@ -76,7 +109,3 @@ class TwoRotationsConfig(WindowedConfig):
             )
         own = fields_of_layers(fields, kind, scaled=False) | {"rope_theta": None}
         return read_rope(own, head_dim, self.max_position_embeddings, partial=self.partial, default_theta=theta)
-
-    @property
-    def ropes(self) -> tuple[RopeConfig, ...]:
-        return self.rope, self.local_rope

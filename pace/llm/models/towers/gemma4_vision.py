@@ -35,22 +35,12 @@ from pace.llm.layers import (
     Vectors,
 )
 from pace.llm.layers.rotary import Angles
-from pace.llm.models.model_config import (
-    MAX_HEAD_DIM,
-    MAX_LAYERS,
-    activation,
-    count,
-    declared,
-    flag,
-    number,
-    read_number,
-)
+from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, activation, count, flag, number
 from pace.llm.models.towers.image_tower import ImageTower
 from pace.llm.models.towers.parts import PatchEmbedding, RowLinear, VisionBlock, join_patches
 from pace.llm.models.towers.tower import RunSlice, read_arrays, rows_batch
-from pace.llm.models.towers.vision_config import MAX_SIZE, VisionConfig
+from pace.llm.models.towers.vision_config import MAX_SIZE, VisionConfig, axial_theta
 from pace.media.media import Media, digest_of
-from pace.naming import shown
 from pace.ops.experts import Clamp
 from pace.ops.protocol import ForwardOps
 
@@ -58,21 +48,6 @@ INPUT_NAMES = ("pixel_values", "image_position_ids")
 CHANNELS = 3
 LIMITS = ("input_min", "input_max", "output_min", "output_max")
 """Names of the limits of a product."""
-
-
-def axial_theta() -> Any:
-    """The base of the rotation. Checkpoints name its type "default" or "axial"."""
-
-    def read(value: Any) -> float:
-        if value is None:
-            return 100.0
-        if not isinstance(value, dict):
-            raise ValueError("an object or null")
-        if value.get("rope_type", "axial") not in ("axial", "default"):
-            raise NotImplementedError(f"rope_type = {shown(value['rope_type'])} is not implemented; implemented: axial")
-        return read_number(value.get("rope_theta", 100.0), 1e-3, 1e30)
-
-    return declared(100.0, read)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +67,7 @@ class Gemma4VisionConfig(VisionConfig):
     head_dim: int = count(64, MAX_HEAD_DIM)
     hidden_activation: str = activation("gelu_tanh")
     rms_norm_eps: float = number(1e-6, 0.0, 1.0)
-    rope_parameters: float = axial_theta()
+    rope_parameters: float = axial_theta(100.0, ("axial", "default"))
     pooling_kernel_size: int = count(3, 64, minimum=2)
     """Side of the square of patches that becomes one row."""
     patch_size: int = count(16, 512)

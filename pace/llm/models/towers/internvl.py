@@ -159,11 +159,7 @@ def make_block(name: str, config: InternVLVisionConfig) -> Block:
             *of_heads,
         ),
         config.norm(f"{name}.layernorm_after"),
-        PlainMLP(
-            Linear({f"{name}.mlp.fc1": inner}, size, True),
-            Linear({f"{name}.mlp.fc2": size}, inner, True),
-            config.hidden_act,
-        ),
+        PlainMLP.named(f"{name}.mlp.fc1", f"{name}.mlp.fc2", size, inner, config.hidden_act, bias=True),
         mixer_post_norm=LayerScale(f"{name}.lambda_1", size),
         mlp_post_norm=LayerScale(f"{name}.lambda_2", size),
     )

@@ -20,9 +20,9 @@ from pace.llm.layers.rotary import Angles
 from pace.llm.models.model_config import MAX_LAYERS, count
 from pace.llm.models.towers.image_tower import ImageTower
 from pace.llm.models.towers.parts import PatchEmbedding, RowMLP, RowNorm, VisionBlock, join_patches, resized_table
-from pace.llm.models.towers.qwen_vision_config import axial_theta
 from pace.llm.models.towers.siglip import MAX_SIZE, SiglipVisionConfig, position_table, side, siglip_block
 from pace.llm.models.towers.tower import RunSlice, near_square, rows_batch
+from pace.llm.models.towers.vision_config import axial_theta
 from pace.media.media import Media, digest_of
 
 PROJECTOR_EPS = 1e-5

@@ -21,8 +21,9 @@ from pace.batch import ForwardBatch, Positions
 from pace.llm.layers import Attention, Block, FloatLinear, LayerNorm, Linear, NoRotary, PlainMLP, TensorSource
 from pace.llm.layers.rotary import Angles
 from pace.llm.layers.weight_target import Piece
-from pace.llm.models.model_config import MAX_LAYERS, activation, checked_head_dim, count, declared, read_declared
+from pace.llm.models.model_config import MAX_LAYERS, activation, checked_head_dim, count, declared
 from pace.llm.models.towers.tower import RunSlice, Slice, Tower, rows_batch, with_rows
+from pace.llm.models.towers.vision_config import TowerConfig
 from pace.llm.models.whole_spans import scratch
 from pace.llm.processors.qwen_audio import CHUNK, CHUNK_TOKENS, num_tokens
 from pace.media.media import Media, digest_of
@@ -45,8 +46,10 @@ def half_chunk() -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QwenAudioConfig:
+class QwenAudioConfig(TowerConfig):
     """Fields of `audio_config` in config.json; the defaults are those of Qwen3-Omni."""
+
+    section: ClassVar[str] = "audio_config"
 
     num_mel_bins: int = count(128, 512)
     encoder_layers: int = count(32, MAX_LAYERS)
@@ -62,17 +65,7 @@ class QwenAudioConfig:
     """Channels of the convolutions."""
     output_dim: int = count(3584)
 
-    @classmethod
-    def read(cls, fields: Any) -> QwenAudioConfig:
-        """Raises ValueError or NotImplementedError for a field that is wrong, or that the tower does not implement."""
-        if not isinstance(fields, dict):
-            raise ValueError(f"config.json: audio_config must be an object; got {shown(fields)}")
-        config = cls(**read_declared(cls, fields, "audio_config."))
-        config.check()
-        return config
-
     def check(self) -> None:
-        """Raises ValueError if fields contradict each other."""
         size, heads = self.d_model, self.encoder_attention_heads
         if size % heads or size % 2:
             raise ValueError(

@@ -324,11 +324,7 @@ def merged_mlp(norm: LayerNorm | NoNorm, first: str, second: str, config: QwenVi
 def plain_block(name: str, first: str, second: str, config: QwenVisionConfig, rotary: Rotary) -> Block:
     """A block with layer norms, whose MLP has the products `first` and `second`."""
     size, inner = config.hidden_size, config.intermediate_size
-    mlp = PlainMLP(
-        Linear({f"{name}.mlp.{first}": inner}, size, True),
-        Linear({f"{name}.mlp.{second}": size}, inner, True),
-        config.hidden_act,
-    )
+    mlp = PlainMLP.named(f"{name}.mlp.{first}", f"{name}.mlp.{second}", size, inner, config.hidden_act, bias=True)
     return Block(
         LayerNorm(f"{name}.norm1", size, EPS),
         make_attention(f"{name}.attn", config, rotary),

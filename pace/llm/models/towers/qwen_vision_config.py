@@ -7,20 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pace.batch import Positions
-from pace.llm.models.model_config import (
-    MAX_HEAD_DIM,
-    MAX_LAYERS,
-    activation,
-    count,
-    declared,
-    flag,
-    read_declared,
-    read_number,
-)
+from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, activation, count, declared, flag
+from pace.llm.models.towers.vision_config import MAX_SIZE, TowerConfig, axial_theta
 from pace.naming import shown
-
-MAX_SIZE = 2**16
-"""Maximum hidden_size of a tower. The largest known is below 2^13."""
 
 
 def layer_numbers(default: tuple[int, ...]) -> Any:
@@ -36,23 +25,8 @@ def layer_numbers(default: tuple[int, ...]) -> Any:
     return declared(default, read)
 
 
-def axial_theta() -> Any:
-    """The base of the rotation, in an object whose type is axial."""
-
-    def read(value: Any) -> float:
-        if value is None:
-            return 10000.0
-        if not isinstance(value, dict):
-            raise ValueError("an object or null")
-        if value.get("rope_type", "axial") != "axial":
-            raise NotImplementedError(f"rope_type = {shown(value['rope_type'])} is not implemented; implemented: axial")
-        return read_number(value.get("rope_theta", 10000.0), 1e-3, 1e30)
-
-    return declared(10000.0, read)
-
-
 @dataclass(frozen=True, kw_only=True)
-class QwenVisionConfig:
+class QwenVisionConfig(TowerConfig):
     """Fields of `vision_config` in config.json."""
 
     depth: int = count(32, MAX_LAYERS)
@@ -69,17 +43,7 @@ class QwenVisionConfig:
     splits_qkv: bool = flag(False)
     """True if queries, keys and values are separate tensors, as in some mmproj files."""
 
-    @classmethod
-    def read(cls, fields: Any) -> QwenVisionConfig:
-        """Raises ValueError or NotImplementedError for a field that is wrong, or that the tower does not implement."""
-        if not isinstance(fields, dict):
-            raise ValueError(f"config.json: vision_config must be an object; got {shown(fields)}")
-        config = cls(**read_declared(cls, fields, "vision_config."))
-        config.check()
-        return config
-
     def check(self) -> None:
-        """Raises ValueError if fields contradict each other."""
         if self.hidden_size % (4 * self.num_heads):
             raise ValueError(
                 f"config.json: vision_config.hidden_size must be a multiple of 4 * num_heads; got {self.hidden_size} "

@@ -114,11 +114,7 @@ def siglip_block(name: str, config: SiglipVisionConfig, rotary: Rotary | None = 
         config.cache,
         rotary or NoRotary(),
     )
-    mlp = PlainMLP(
-        Linear({f"{name}.mlp.fc1": inner}, size, True),
-        Linear({f"{name}.mlp.fc2": size}, inner, True),
-        config.hidden_act,
-    )
+    mlp = PlainMLP.named(f"{name}.mlp.fc1", f"{name}.mlp.fc2", size, inner, config.hidden_act, bias=True)
     norms = [LayerNorm(f"{name}.layer_norm{number}", size, config.layer_norm_eps) for number in (1, 2)]
     return Block(norms[0], attention, norms[1], mlp)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.comparison.gguf_families import permute, rope_factors
 from pace.llm.models.families.renamed import ExaoneForCausalLM
 from tests.checkpoints.gguf import latent_files
-from tests.checkpoints.gguf.files import stored, tensor_names
+from tests.checkpoints.gguf.files import finish, stored, tensor_names
 
 ARCHITECTURES = {
     "arcee": "arcee", "exaone": "exaone", "exaone4": "exaone4", "gemma": "gemma", "granite_swa": "granite_swa",
@@ -50,10 +50,7 @@ def write_dense(
         if as_floats:
             data, kind = values.contiguous().numpy(), Kind.F32
         writer.add_tensor(name, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def arranged(state: dict[str, Tensor], config: dict[str, Any], architecture: str) -> Iterator[tuple[str, Tensor]]:

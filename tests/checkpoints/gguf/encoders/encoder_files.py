@@ -15,7 +15,7 @@ from gguf import PoolingType, TokenType
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.checkpoints.gguf.files import stored, tensor_names
+from tests.checkpoints.gguf.files import finish, stored, tensor_names
 
 ARCHITECTURES = {
     "bert": "bert", "roberta": "bert", "xlm-roberta": "bert", "distilbert": "bert", "nomic_bert": "nomic-bert",
@@ -66,10 +66,7 @@ def write_encoder(
     for name, matrix in dense_matrices(config["hidden_size"], dense) if dense else ():
         writer.add_tensor(name, matrix)
         writer.add_dense_features_dims(name.removesuffix(".weight"), *matrix.shape[::-1])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def dense_matrices(hidden: int, count: int) -> Iterator[tuple[str, np.ndarray]]:

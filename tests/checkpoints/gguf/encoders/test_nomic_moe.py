@@ -11,7 +11,7 @@ import gguf
 
 from pace.llm import EmbeddingModel
 from pace.llm.encoding.embedder import TextTokens
-from tests.checkpoints.gguf.files import stored, tensor_names
+from tests.checkpoints.gguf.files import finish, stored, tensor_names
 from tests.llm.models.encoders.nomic_moe import (
     EPS,
     EXPERTS,
@@ -54,10 +54,7 @@ def write_file(path, tensors, types="F32"):
         kind = gguf.GGMLQuantizationType[types if tensor.ndim > 1 and "embeddings" not in name else "F32"]
         kind = gguf.GGMLQuantizationType.F32 if tensor.shape[-1] % 32 else kind
         writer.add_tensor(names(name), stored(tensor.float().contiguous(), kind)[0], raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def vectors(path, **options):

@@ -13,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
-from tests.checkpoints.gguf.files import stored, tensor_names
+from tests.checkpoints.gguf.files import finish, stored, tensor_names
 
 FLOATS = ("_norm.weight", "ffn_gate_inp.weight", "layer_output_scale.weight", ".scale")
 """Ends of names of tensors that are never quantised."""
@@ -55,10 +55,7 @@ def write_gemma4(
     heads = head_dim_of_full(config) // 2
     rotated = int(config["rope_parameters"]["full_attention"]["partial_rotary_factor"] * heads)
     writer.add_tensor("rope_freqs.weight", torch.tensor([1.0] * rotated + [1e30] * (heads - rotated)).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def name_in_file(name: str, names: Callable[[str], str]) -> str:

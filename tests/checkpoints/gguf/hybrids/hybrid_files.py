@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.comparison.gguf_families import permute
-from tests.checkpoints.gguf.files import stored, tensor_names
+from tests.checkpoints.gguf.files import finish, stored, tensor_names
 from tests.checkpoints.gguf.hybrids import kimi_files
 
 ARCHITECTURES = {
@@ -71,10 +71,7 @@ def write_hybrid(
         if as_floats:
             data, kind = values.contiguous().numpy(), Kind.F32
         writer.add_tensor(known, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def kinds_of_layers(config: dict[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.comparison.gguf_families import permute, rope_factors
-from tests.checkpoints.gguf.files import stored, tensor_names
+from tests.checkpoints.gguf.files import finish, stored, tensor_names
 
 ARCHITECTURES = {
     "apertus": "apertus", "bloom": "bloom", "falcon": "falcon", "gpt_bigcode": "starcoder", "mpt": "mpt",
@@ -55,10 +55,7 @@ def write_older(
         writer.add_tensor(names(short), data, raw_dtype=kind)
     for name, factors in extra_tensors(config):
         writer.add_tensor(name, factors)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def arranged(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:

@@ -21,7 +21,7 @@ from torch.nn.functional import softplus
 
 from benchmarks.comparison.gguf_families import permute
 from tests.checkpoints.gguf.dense.dense_files import write_dense
-from tests.checkpoints.gguf.files import stored, write_gguf
+from tests.checkpoints.gguf.files import finish, stored, write_gguf
 from tests.checkpoints.gguf.gemma4.gemma4_files import write_gemma4
 from tests.checkpoints.gguf.hybrids.hybrid_files import write_hybrid
 from tests.checkpoints.gguf.projectors.checkpoints import IMAGE, SOUND, save_text, save_whole
@@ -272,10 +272,7 @@ def write_mmproj(hub: Path, path: Path, family: str, types: str = "F32", add: Ch
         data, _ = stored(tensor.float().contiguous(), kind)
         writer.add_tensor(name, data, raw_dtype=kind)
     add(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def depth_of(config: Fields, made: Family) -> int:

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.checkpoints.gguf.files import stored, write_gguf
+from tests.checkpoints.gguf.files import finish, stored, write_gguf
 from tests.checkpoints.gguf.hybrids.hybrid_files import write_hybrid
 from tests.checkpoints.gguf.projectors.checkpoints import save_text
 from tests.llm.models.towers import hearing, omni, seeing
@@ -135,10 +135,7 @@ def write_mmproj(hub: Path, path: Path, types: str = "F32", add: Change = lambda
         data, _ = stored(tensor.float().contiguous(), kind)
         writer.add_tensor(name, data, raw_dtype=kind)
     add(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def tower_tensors(state: dict[str, Tensor], vision: dict[str, Any]) -> dict[str, Tensor]:

@@ -270,7 +270,7 @@ def test_wrong_pairs(pair, tmp_path):
         (path, cut, "cut.gguf is truncated or damaged"),
         (path, tmp_path / "absent.gguf", "absent.gguf"),
         (plain, mmproj, "has qwen3vl_merger, and does not belong to .*llama.gguf"),
-        (hub, mmproj, "mmproj-model.gguf' has the towers of a GGUF file, and .*hub is no GGUF file"),
+        (hub, mmproj, "mmproj-model.gguf' has the towers of a GGUF file, and .*hub is not a GGUF file"),
         (unnamed, mmproj, "unnamed.gguf has no token <.image_pad.> in its vocabulary.*mmproj-model.gguf"),
     ]
     for model, other, message in cases:

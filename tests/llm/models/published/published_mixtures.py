@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.llm.models.published.published_configs import FP8_BLOCKS, PUBLISHED
+from tests.llm.models.published.published_configs import PUBLISHED
+from tests.llm.models.published.published_latent import FP8_BLOCKS
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

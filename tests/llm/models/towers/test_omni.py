@@ -197,7 +197,7 @@ def test_configs_that_are_refused(changes, problem) -> None:
     with pytest.raises((ValueError, NotImplementedError), match=problem) as error:
         read_config(raw, media=True)
     if name not in ("thinker_config", "sliding_window"):
-        assert "media=False loads the text model alone" in str(error.value)
+        assert "media=False loads only the text model" in str(error.value)
         read_config(raw)
 
 

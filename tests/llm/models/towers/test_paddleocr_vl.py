@@ -308,6 +308,6 @@ def test_fields_that_are_left_out_have_the_defaults_of_transformers() -> None:
 )
 def test_fields_that_are_refused(fields, error, message) -> None:
     config = {"model_type": "paddleocr_vl", **TEXT, "vision_config": VISION | fields}
-    with pytest.raises(error, match=f"{message}.*; media=False loads the text model alone"):
+    with pytest.raises(error, match=f"{message}.*; media=False loads only the text model"):
         read_config(config, media=True)
     assert read_config(config)[1].vision is None

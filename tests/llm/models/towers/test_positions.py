@@ -115,7 +115,7 @@ def test_sections_that_are_refused(model_type, sections) -> None:
     config = oracle_of(model_type).config.to_dict()
     config["text_config"]["rope_parameters"]["mrope_section"] = sections
     with pytest.raises(
-        ValueError, match=r"mrope_section must be three numbers.*; media=False loads the text model alone"
+        ValueError, match=r"mrope_section must be three numbers.*; media=False loads only the text model"
     ):
         read_config(config, media=True)
     read_config(config)

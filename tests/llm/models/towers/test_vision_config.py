@@ -136,7 +136,7 @@ def test_a_tower_is_there_if_the_config_has_one_and_it_is_wanted(model_type) -> 
 )
 def test_fields_that_are_refused(model_type, fields, error, message) -> None:
     config = config_of(model_type, **fields)
-    with pytest.raises(error, match=f"{message}.*; media=False loads the text model alone"):
+    with pytest.raises(error, match=f"{message}.*; media=False loads only the text model"):
         read_config(config, media=True)
     assert read_config(config)[1].vision is None
     if fields.get("patch_size") == 0:

@@ -293,7 +293,7 @@ def test_configs_that_are_refused(fields, vision, error, message) -> None:
         "model_type": "gemma3", "text_config": TEXT, "vision_config": VISION | vision, "mm_tokens_per_image": TOKENS,
         "image_token_index": IMAGE, **fields,
     }  # fmt: skip
-    with pytest.raises(error, match=f"{message}.*; media=False loads the text model alone"):
+    with pytest.raises(error, match=f"{message}.*; media=False loads only the text model"):
         read_config(config, media=True)
     assert read_config(config)[1].vision is None
 

@@ -86,7 +86,7 @@ def test_fields_that_are_left_out_have_the_defaults_of_transformers(ours) -> Non
 )
 def test_fields_that_are_refused(name, fields, error, message) -> None:
     config = PUBLISHED_GEMMA4[name] | {"vision_config": TOWERS[name][0] | fields}
-    with pytest.raises(error, match=f"{message}.*; media=False loads the text model alone"):
+    with pytest.raises(error, match=f"{message}.*; media=False loads only the text model"):
         read_config(config, media=True)
     assert read_config(config)[1].vision is None
 
@@ -112,7 +112,7 @@ def test_towers_of_sound() -> None:
         ({"conv_group_norm": 3}, NotImplementedError, r"audio_config\.conv_group_norm = 3 is not implemented"),
         ({"hidden_act": "mish"}, NotImplementedError, "mish"),
     ):
-        with pytest.raises(error, match=f"{message}.*; media=False loads the text model alone"):
+        with pytest.raises(error, match=f"{message}.*; media=False loads only the text model"):
             read_config(small | {"audio_config": SOUND | fields}, media=True)
     unified = PUBLISHED_GEMMA4["gemma-4-12B-it"] | {"vision_config": UNIFIED, "audio_config": {"audio_embed_dim": 640}}
     assert read_config(unified, media=True)[1].audio.audio_embed_dim == 640

@@ -158,7 +158,7 @@ def test_fields_that_are_left_out_have_the_defaults_of_transformers(model_type, 
     ],
 )  # fmt: skip
 def test_fields_that_are_refused(config, error, message) -> None:
-    with pytest.raises(error, match=f"{message}.*; media=False loads the text model alone"):
+    with pytest.raises(error, match=f"{message}.*; media=False loads only the text model"):
         read_config(config, media=True)
     assert read_config(config)[1].vision is None
 

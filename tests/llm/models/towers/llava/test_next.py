@@ -302,7 +302,7 @@ def test_fields_that_are_left_out_have_the_defaults_of_transformers() -> None:
     ],
 )
 def test_fields_that_are_refused(fields, error, message) -> None:
-    with pytest.raises(error, match=f"{message}.*; media=False loads the text model alone"):
+    with pytest.raises(error, match=f"{message}.*; media=False loads only the text model"):
         read_config(LLAVA_16 | fields, media=True)
     assert read_config(LLAVA_16 | fields)[1].vision is None
 

@@ -344,5 +344,5 @@ def test_fields_that_are_refused(fields, error, message) -> None:
     with pytest.raises(error, match=message) as raised:
         read_config(config | fields, media=True)
     if "text_config" not in fields:
-        assert str(raised.value).endswith("; media=False loads the text model alone")
+        assert str(raised.value).endswith("; media=False loads only the text model")
         assert read_config(config | fields)[1].vision is None

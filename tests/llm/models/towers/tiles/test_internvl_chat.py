@@ -332,7 +332,7 @@ def test_fields_that_are_refused(fields, error, message) -> None:
     with pytest.raises(error, match=message) as raised:
         read_config(published_config(**fields), media=True)
     if "llm_config" not in fields:
-        assert str(raised.value).endswith("; media=False loads the text model alone")
+        assert str(raised.value).endswith("; media=False loads only the text model")
         assert read_config(published_config(**fields))[1].vision is None
 
 
