@@ -198,11 +198,11 @@ def test_a_result_has_the_name_of_its_call(render):
     talk = [say("user", "Well?"), asks(3)]
     for found in (results(3), results(3, ids=False)):
         text = render(template, [*talk, *found], TOOLS)
-        assert text.endswith("<tool weather>result0\n<tool time>result1\n<tool weather>result2\n")
+        assert text.endswith("<tool weather>result0<tool time>result1<tool weather>result2")
     text = render(template, [*talk, *results(3, (2, 1, 0))], TOOLS)
-    assert text.endswith("<tool weather>result2\n<tool time>result1\n<tool weather>result0\n")
+    assert text.endswith("<tool weather>result2<tool time>result1<tool weather>result0")
     own = [say("tool", "result0", name="own"), say("tool", "result1", tool_call_id="unknown")]
-    assert render(template, [*talk, *own], TOOLS).endswith("<tool own>result0\n<tool >result1\n")
+    assert render(template, [*talk, *own], TOOLS).endswith("<tool own>result0<tool >result1")
 
 
 DEEPSEEK = KNOWS + "{% for m in messages %}{% if m.role == 'assistant' and (m.content or none) is none %}" \
