@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from pace.cli import environment
-from pace.memory import ReusedPages, available_memory_bytes, format_bytes, parse_bytes, reserve, resident_bytes
+from pace.memory import (
+    CODE,
+    ReusedPages,
+    available_memory_bytes,
+    format_bytes,
+    give_back_memory,
+    parse_bytes,
+    reserve,
+    resident_bytes,
+)
 
 
 def test_available_memory_is_of_this_machine() -> None:
@@ -129,6 +138,34 @@ def test_limits_that_are_damaged_are_none(make_system) -> None:
     for text in ("", "lots", "-5", "12.5"):
         system.group("/a", text, 3)
         assert system.available == 30 << 10
+
+
+SMAPS = """\
+1000-3000 r-xp 00001000 00:0c 42                                 /lib/libplain.so
+Rss:                   8 kB
+Anonymous:             0 kB
+VmFlags: rd ex mr mw me
+3000-4000 r-xp 00001000 00:0c 43                                 /lib/libpatched.so
+Rss:                   4 kB
+Anonymous:             4 kB
+VmFlags: rd ex mr mw me
+4000-5000 rw-p 00001000 00:0c 43                                 /lib/libpatched.so
+Rss:                   4 kB
+Anonymous:             0 kB
+VmFlags: rd ex mr mw me
+5000-6000 r-xp 00000000 00:00 0                                  [vdso]
+Anonymous:             0 kB
+ff6000-ff7000 r-xp 00001000 00:0c 44                             /a folder/libother.so
+Anonymous:             0 kB
+"""
+
+
+def test_only_unchanged_code_of_libraries_is_given_back() -> None:
+    assert CODE.findall(SMAPS) == [("1000", "3000"), ("ff6000", "ff7000")]
+    numbers = torch.arange(6.0).view(2, 3)
+    give_back_memory()
+    found = CODE.findall(Path("/proc/self/smaps").read_text(errors="replace"))
+    assert len(found) > 10 and (numbers @ numbers.T).tolist() == [[5, 14], [14, 50]]
 
 
 def test_resident_memory_is_counted() -> None:

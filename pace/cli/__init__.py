@@ -23,6 +23,7 @@ from types import ModuleType
 
 from pace import __version__
 from pace.cli.options_in_messages import OptionsInLog, option, rewrite
+from pace.llm.aliases import SAMPLING_ADVICE
 
 COMMANDS = {
     "generate": ("pace.cli.generate", "continue a text, or answer one question"),
@@ -63,18 +64,23 @@ class OneLineErrorParser(argparse.ArgumentParser):
         return None if isinstance(arg_string, Literal) else super()._parse_optional(arg_string)
 
     def error(self, message: str):
-        message = rewrite(message, _finder(self)) + self._hint(message)
+        message = rewrite(message + self._advice(message), _finder(self))
         self.exit(2, f"pace: error: {message} (see: {self.prog} --help)\n")
 
-    def _hint(self, message: str) -> str:
-        """Suggests an option or command close to the unknown one in `message`, or `advice`; "" if there is none."""
+    def _advice(self, message: str) -> str:
+        """Says what to write instead of the unknown option or command in `message`: what is known of an option of
+        other tools, or else a similar name. Without an unknown one, returns `advice`."""
         unknown = re.match(
             r"unrecognized arguments: (--[\w-]+)|.*invalid choice: '(.*?)' \(choose from (.*)\)", message
         )
         if unknown is None:
             return f"; {self.advice}" if self.advice and message.startswith("unrecognized arguments: ") else ""
+        others = SAMPLING_ADVICE.get((unknown[1] or "").strip("-").replace("-", "_"), "").replace(" of LLMModel", "")
+        if others.partition(" ")[0] in {action.dest for action in self._actions}:
+            return f"; {others}"
         known = re.findall(r"[^\s,']+", unknown[3]) if unknown[3] else self._option_string_actions
-        near = difflib.get_close_matches(unknown[1] or unknown[2], known, n=1)
+        word = unknown[1] or unknown[2]
+        near = [longer for longer in known if longer.startswith(word)] or difflib.get_close_matches(word, known, n=1)
         return f"; did you mean {near[0]}?" if near else ""
 
 

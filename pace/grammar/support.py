@@ -45,7 +45,8 @@ def explain(error: str, schema: dict[str, Any]) -> str:
 
 
 def relaxed(schema: Any) -> tuple[Any, tuple[str, ...]]:
-    """Removes the keywords that llguidance cannot compile even in lenient mode, such as a pattern with look-around.
+    """Removes the keywords that llguidance cannot compile even in lenient mode, such as a pattern with look-around, and
+    those that are null.
 
     Returns the schema and the removed keywords with their places. Without llguidance, the schema is unchanged."""
     return _relaxed(schema, "#", left_out := []), tuple(left_out)
@@ -80,7 +81,9 @@ def _relaxed(schema: Any, path: str, left_out: list[str]) -> Any:
 def _faults(schema: dict[str, Any]) -> Iterator[tuple[str, str | None, str]]:
     """Yields the keywords of a schema that cannot be compiled, the name within `patternProperties`, and the reason."""
     for keyword, value in schema.items():
-        if keyword in _ALONE and (problem := _problem(keyword, json.dumps(value))):
+        if value is None and keyword in ASSERTIONS - {"const"}:
+            yield keyword, None, "null is no value for it"
+        elif keyword in _ALONE and (problem := _problem(keyword, json.dumps(value))):
             yield keyword, None, problem
     patterns = schema.get("patternProperties")
     if isinstance(patterns, dict):

@@ -15,6 +15,7 @@ MARKS = (
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4
+    ("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon-H1-Tiny-Coder
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
 )
 """Marks that precede the text before the gap, the text after it, and the answer."""

@@ -242,7 +242,7 @@ class GenerationEndpoint(Endpoint):
         async with self.generate(service, request, client.get("salt"), client.get("key")) as (form, answer):
             Access.of(scope).answer = answer
             if warnings := answer.prepared.warnings:
-                headers["x-pace-warnings"] = "; ".join(map(_printable, warnings[:10]))
+                headers["x-pace-warnings"] = "; ".join(_printable(warning, 200) for warning in warnings[:10])
             if request.stream:
                 pieces = answer.pieces(http.KEEP_ALIVE_SECONDS)
                 first = await anext(pieces)  # an immediate failure is a plain error
@@ -310,8 +310,8 @@ def as_api_error(scope: http.Scope, error: Exception) -> ApiError:
     return ApiError(500, "the server failed at this request", headers={"x-should-retry": "false"})
 
 
-def _printable(name: str) -> str:
-    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in name[:60])
+def _printable(name: str, most: int = 60) -> str:
+    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in name[:most])
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (

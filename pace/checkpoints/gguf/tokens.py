@@ -21,13 +21,15 @@ END_TOKENS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "<|end_of_text|>", "<end_of_utterance>", "<turn|>",
     "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[", "<|end_of_turn|>",
-    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<|file_sep|>",
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>",
+    "<reponame>", "<|file_sep|>",
 }  # fmt: skip
 """Tokens that end a text, regardless of their type and of the keys. A key names only one, but models have several."""
 END_TOKENS_OF_CONTROL = {"</s>", "<eos>", "[EOS]"}
 """The same, for tokens of the control type only. In Gemma's vocabulary </s> is HTML."""
 FILL_TOKENS = {
     "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>",
+    "<|prefix|>", "<|suffix|>", "<|middle|>",
     "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>",
     "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>",
 }  # fmt: skip

@@ -61,7 +61,7 @@ class Said:
 
 def read_messages(messages: Any) -> list[Said]:
     """Parses messages. Media in results of tools move to the user's turn after them, since few templates show them in
-    a result.
+    a result. A result without a name gets that of its call, which some templates show.
 
     Raises TypeError if they are not a list of dicts. Raises ValueError for an empty list, a message without a role, and
     content that is neither text nor media. The same for media that are neither the user's nor a tool's. Also for a call
@@ -70,7 +70,8 @@ def read_messages(messages: Any) -> list[Said]:
         raise TypeError(f"messages must be a list of dicts with role and content; got {messages!r:.60}")
     if not messages:
         raise ValueError("messages must hold one message at least")
-    return list(_media_to_users(_read(message, f"messages[{index}]") for index, message in enumerate(messages)))
+    turns = (_read(message, f"messages[{index}]") for index, message in enumerate(messages))
+    return list(_media_to_users(_with_names(turns)))
 
 
 def _read(message: Any, place: str) -> Said:
@@ -112,6 +113,18 @@ def _piece(part: Any, place: str) -> str | MediaPart:
     if not isinstance(text, str):
         raise ValueError(f"{place} must be a part of type text, image or audio; got {shown(kind)}")
     return text
+
+
+def _with_names(turns: Iterable[Said]) -> Iterator[Said]:
+    """Adds the name of the called tool to results without a name. Results without an id are matched by order."""
+    calls: list[ToolCall] = []
+    for turn in turns:
+        calls = [*turn.calls] or calls
+        if turn.role == "tool" and not turn.others.get("name"):
+            own = [call for call in calls if turn.call_id in (None, "", call.id)][:1]
+            calls = [call for call in calls if call not in own]
+            turn = replace(turn, others={**turn.others, **{"name": call.name for call in own}})
+        yield turn
 
 
 def _media_to_users(turns: Iterable[Said]) -> Iterator[Said]:

@@ -149,6 +149,8 @@ def _tool(function: Mapping[str, Any], place: str) -> Tool:
     parameters = function.get(key)
     if parameters is None:
         return Tool(name, description or "", strict=bool(strict))
+    if isinstance(parameters, Mapping):  # clients in Go write null for an empty list or object
+        parameters = {name: value for name, value in parameters.items() if value is not None}
     _check_parameters(parameters, f"{place}.{key}")
     return Tool(name, description or "", {"type": "object", **parameters}, bool(strict))
 

@@ -31,8 +31,8 @@ ENCODING_FILES = (
 """Patterns of sentence-transformers' files (pace/llm/encoding/settings.py)."""
 DEFAULT_QUANT = "Q4_K_M"
 """Default quant of a GGUF repository, as in llama.cpp."""
-NOT_A_MODEL = ("mmproj", "imatrix")
-"""Words in the names of GGUF files that are not models: image encoders, and statistics of calibration."""
+QUANT_LABEL = re.compile(r"(?<![^\W_])(?:I?Q\d_\w+|TQ\d_\d|BF16|F16|F32|FP16|FP32|MXFP4)(?![^\W_])", re.IGNORECASE)
+"""Name of a ggml type within a file's name."""
 QUANT_TYPE = re.compile(r"(i?q|tq|fp|b?f|mxfp|nvfp)\d", re.IGNORECASE)
 """Beginning of the name of a ggml type."""
 VARIANTS = r"(?<![^\W_])(ud|i1)[-._]"
@@ -84,9 +84,15 @@ def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
     """The GGUF files that are models: name of the first shard -> names of all present shards, in order."""
     models: dict[str, list[str]] = {}
     for name in sorted(names):
-        if name.lower().endswith(".gguf") and not any(word in name.lower() for word in NOT_A_MODEL):
+        if name.lower().endswith(".gguf") and not _is_beside_model(name):
             models.setdefault(SHARD_NAME.sub(r"\g<stem>-00001-of-\g<count>.gguf", name), []).append(name)
     return models
+
+
+def _is_beside_model(name: str) -> bool:
+    """True for image encoders, and for statistics of calibration. A model that was made with these may name them, too,
+    but also its type."""
+    return "mmproj" in name.lower() or "imatrix" in name.lower() and not QUANT_LABEL.search(_stem(name))
 
 
 def gguf_files(names: Iterable[str], quant: str | None, where: str) -> list[str]:

@@ -113,6 +113,11 @@ def test_ends_are_those_of_llama_cpp(tmp_path, type):
     names = ["<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|fim_prefix|>", "<|object_ref_start|>"]
     path = write(tmp_path / "t.gguf", "byte_level", names, type)
     assert ends_of(path, load_tokenizer(path)) == ["<end>", *names[:4]]
+    names = ["<PAD>", "[PAD]", "<fim-repo>", "<REPO>", "<reponame>", "<|prefix|>", "<|suffix|>", "<|middle|>"]
+    path = write(tmp_path / "t.gguf", "byte_level", names, type)
+    tokenizer = load_tokenizer(path)
+    assert ends_of(path, tokenizer) == ["<end>", *names[:5]]
+    assert tokenizer.convert_ids_to_tokens(tokenizer("".join(names), add_special_tokens=False)["input_ids"]) == names
     names = ["<|end|>", "<|return|>", "<|call|>", "<|start|>", "</s>"]
     path = write(tmp_path / "t.gguf", "byte_level", names, type)
     control = ["</s>"] if type == KINDS.CONTROL else []

@@ -192,6 +192,19 @@ def test_one_manner_for_calls_that_a_template_takes(render):
     assert text.endswith(calls)
 
 
+def test_a_result_has_the_name_of_its_call(render):
+    """A client need not send it, and some templates show it."""
+    template = CALLS["all"].replace("<{{ m.role }}>", "<{{ m.role }} {{ m.name }}>")
+    talk = [say("user", "Well?"), asks(3)]
+    for found in (results(3), results(3, ids=False)):
+        text = render(template, [*talk, *found], TOOLS)
+        assert text.endswith("<tool weather>result0<tool time>result1<tool weather>result2")
+    text = render(template, [*talk, *results(3, (2, 1, 0))], TOOLS)
+    assert text.endswith("<tool weather>result2<tool time>result1<tool weather>result0")
+    own = [say("tool", "result0", name="own"), say("tool", "result1", tool_call_id="unknown")]
+    assert render(template, [*talk, *own], TOOLS).endswith("<tool own>result0<tool >result1")
+
+
 DEEPSEEK = KNOWS + "{% for m in messages %}{% if m.role == 'assistant' and (m.content or none) is none %}" \
     "{% for c in m.tool_calls %}<call>{{ c.function.name + ' ' + c.function.arguments }}{% endfor %}" \
     "{% elif m.role == 'assistant' %}<answer>{{ m.content.split('</think>')[-1] }}" \

@@ -46,6 +46,12 @@ def test_errors_name_the_place(items, place):
     assert caught.value.place == place and str(caught.value).startswith(place + " ")
 
 
+def test_null_is_nothing():
+    """Clients in Go write it for empty lists and objects."""
+    given = {"type": None, "properties": None, "required": None, "additionalProperties": None}
+    assert read_tools([{"name": "f", "parameters": given}])[0].parameters == {"type": "object"}
+
+
 def test_names_are_only_names():
     assert [tool.name for tool in read_tools([{"name": "__class__"}, {"name": "a.b-c"}])] == ["__class__", "a.b-c"]
 

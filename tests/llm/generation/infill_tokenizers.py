@@ -13,6 +13,7 @@ QWEN = {"<|fim_prefix|>": False, "<|fim_middle|>": False, "<|fim_suffix|>": Fals
         "<|file_sep|>": False, "<|repo_name|>": False, "<|endoftext|>": True}  # fmt: skip
 GEMMA = {"<|fim_prefix|>": True, "<|fim_middle|>": True, "<|fim_suffix|>": True, "<|file_separator|>": True}
 STARCODER = {"<fim_prefix>": True, "<fim_middle>": True, "<fim_suffix>": True, "<file_sep>": True, "<fim_pad>": True}
+FALCON = {"<|prefix|>": True, "<|middle|>": True, "<|suffix|>": True}
 DEEPSEEK = {"<｜fim▁begin｜>": False, "<｜fim▁hole｜>": False, "<｜fim▁end｜>": False, "<|EOT|>": False}
 
 

@@ -9,15 +9,16 @@ import pytest
 from pace.llm.generator import Generator
 from pace.llm.infill import Infill
 from tests.llm.bundled import bundled
-from tests.llm.generation.infill_tokenizers import DEEPSEEK, GEMMA, QWEN, STARCODER, with_tokens
+from tests.llm.generation.infill_tokenizers import DEEPSEEK, FALCON, GEMMA, QWEN, STARCODER, with_tokens
 from tests.llm.text import tokenizer_zoo
 
-FAMILIES = {"qwen": QWEN, "gemma": GEMMA, "starcoder": STARCODER, "deepseek": DEEPSEEK}
+FAMILIES = {"qwen": QWEN, "gemma": GEMMA, "starcoder": STARCODER, "deepseek": DEEPSEEK, "falcon": FALCON}
 MARKS = {
     "qwen": ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
     "gemma": ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
     "starcoder": ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
     "deepseek": ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
+    "falcon": ["<|prefix|>", "<|suffix|>", "<|middle|>"],
 }
 BEFORE, AFTER = "def f(x):\n    ", "\n    return y\n"
 

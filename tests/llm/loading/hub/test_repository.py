@@ -15,6 +15,8 @@ IN_FOLDERS = ["BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.ggu
               "Q4_K_M/m-00003-of-00003.gguf", "Q4_K_M/m-00002-of-00003.gguf", "m-Q8_0.gguf",
               "mmproj/m-Q8_0.gguf"]  # fmt: skip
 PARTS = [f"Q4_K_M/m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+CALIBRATED = ["m-IQ4_XS-imatrix.gguf", "m-imatrix-Q4_K_M.gguf", "m.Q6_K.imatrix.gguf", "imatrix.gguf",
+              "m-imatrix.gguf", "imatrix_unsloth.gguf"]  # fmt: skip
 ONE = ["model.gguf", "mmproj.gguf", "config.json"]
 
 
@@ -27,6 +29,8 @@ ONE = ["model.gguf", "mmproj.gguf", "config.json"]
      (VARIANTS, "q4_k_xl", ["m-UD-Q4_K_XL.gguf"]), (VARIANTS, "Q3_K_M", ["m-i1-Q3_K_M.gguf"]),
      (IN_FOLDERS, None, PARTS), (IN_FOLDERS, "q8_0", ["m-Q8_0.gguf"]),
      (IN_FOLDERS, "bf16", IN_FOLDERS[:2]), (IN_FOLDERS, PARTS[0], PARTS),
+     (CALIBRATED, None, ["m-imatrix-Q4_K_M.gguf"]), (CALIBRATED, "iq4_xs", ["m-IQ4_XS-imatrix.gguf"]),
+     (CALIBRATED, "Q6_K", ["m.Q6_K.imatrix.gguf"]), (CALIBRATED[2:], None, ["m.Q6_K.imatrix.gguf"]),
      (ONE, None, ["model.gguf"]), (ONE, "model.gguf", ["model.gguf"])],
     ids=str,
 )  # fmt: skip
