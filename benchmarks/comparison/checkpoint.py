@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from pace.bench import shapes
 from pace.bench.shapes import SHAPES
+from pace.checkpoints.safetensors_file import TensorInfo
+from pace.checkpoints.safetensors_writer import SafetensorsWriter
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Names of the config field in different families."""
+NUM_CHOSEN_EXPERTS = ("num_experts_per_tok", "top_k_experts")
+"""Names of the config fields in different families."""
 STD = 0.02
 QUERY_KEY_STD = 0.04
 """Gives scores a standard deviation of about one, so that a wrong rotation or order of heads changes the logits of the
@@ -51,15 +53,17 @@ def shape_config(shape: str) -> dict[str, Any]:
     config = shapes.shape_config(name, layers and int(layers))
     if experts is None:
         return config
-    field = next((field for field in NUM_EXPERTS if field in config), None)
-    if field is None or not config["num_experts_per_tok"] <= int(experts) <= config[field]:
-        has = f"{config['num_experts_per_tok']} to {config[field]}" if field else "no"
+    field, chosen = (
+        next((field for field in fields if field in config), None) for fields in (NUM_EXPERTS, NUM_CHOSEN_EXPERTS)
+    )
+    if field is None or not config[chosen] <= int(experts) <= config[field]:
+        has = f"{config[chosen]} to {config[field]}" if field else "no"
         raise ValueError(f"{name} has {has} experts; got {experts}")
     return config | {field: int(experts)}
 
 
 def write_checkpoint(config: dict, folder: Path) -> None:
-    """Writes `config` with random weights to `folder`, the same ones each time.
+    """Writes `config` with random weights to `folder`, the same ones each time. Memory holds one tensor at a time.
 
     No token ends a text (`eos_token_id` is null), so that every runtime generates exactly the requested number of
     tokens."""
@@ -67,11 +71,15 @@ def write_checkpoint(config: dict, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     model_class, parsed = read_config(config)
     generator = torch.Generator().manual_seed(0)
-    tensors = {
-        _published(name, config["model_type"]): random_tensor(name, target.shape, generator)
-        for name, [target, *_] in model_class(parsed, torch.float32, reference).targets().items()
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    targets = model_class(parsed, torch.float32, reference).targets()
+    sizes = {name: tuple(target.shape) for name, [target, *_] in targets.items()}
+    published = {name: _published(name, config["model_type"]) for name in sizes}
+    infos = {published[name]: TensorInfo(torch.bfloat16, shape) for name, shape in sizes.items()}
+    path = folder / "model.safetensors"
+    path.unlink(missing_ok=True)  # of an attempt that was interrupted
+    with SafetensorsWriter(path, infos) as writer:
+        for name, shape in sizes.items():
+            writer.write(published[name], random_tensor(name, shape, generator))
     _write_tokenizer(config["vocab_size"], folder)
 
 
@@ -85,7 +93,7 @@ def _published(name: str, model_type: str) -> str:
 def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """A bf16 tensor of a checkpoint, with values of a trained scale."""
     numbers = torch.empty(shape, dtype=torch.bfloat16).normal_(generator=generator)
-    if "norm" in name:
+    if "norm" in name or name.endswith(("scalar", "scale")):
         return numbers.mul_(0.1).add_(1.0)
     if len(shape) == 1:
         return numbers.mul_(0.1)

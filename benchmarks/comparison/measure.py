@@ -40,6 +40,9 @@ NOMINAL_BITS = {
     "q6_k": 7,
     "q5_k_m": 6,
     "q4_k_m": 6,
+    "q4_0": 5,
+    "q2_0": 3,
+    "q1_0": 2,
     "mxfp4": 5,
 }
 """Bits of a weight, for planning memory."""

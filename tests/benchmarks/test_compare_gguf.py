@@ -170,6 +170,18 @@ def test_bytes_of_a_step_are_those_of_the_experts_that_a_token_chooses(tmp_path)
     assert gguf_step_bytes(tmp_path / "model.gguf") == rest + experts // 4
 
 
+def test_tables_that_are_read_row_by_row_are_not_bytes_of_a_step(tmp_path):
+    gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gemma4")
+    for name in ("token_embd", "per_layer_token_embd", "blk.0.attn_q"):
+        writer.add_tensor(f"{name}.weight", np.zeros((4, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert gguf_step_bytes(tmp_path / "model.gguf") == 2 * 4 * 8 * 4
+
+
 def test_other_architectures_are_refused(tmp_path):
     pytest.importorskip("gguf", reason="the gguf package is not installed")
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["OPTForCausalLM"]}))

@@ -182,6 +182,8 @@ def test_a_shape_cut_to_its_first_layers():
     assert shape_config("qwen3-4b") is SHAPES["qwen3-4b"]
     both = {"num_hidden_layers": 2, "num_experts": 16}
     assert shape_config("qwen3-30b-a3b-2-layers-16-experts") == SHAPES["qwen3-30b-a3b"] | both
+    both = {"num_hidden_layers": 6, "num_experts": 64}
+    assert shape_config("gemma-4-26b-a4b-6-layers-64-experts") == SHAPES["gemma-4-26b-a4b"] | both
     for name, has in (("deepseek-v2-lite-5-experts", "6 to 64"), ("qwen3-4b-8-experts", "no")):
         with pytest.raises(ValueError, match=f"{has} experts"):
             shape_config(name)

@@ -42,6 +42,8 @@ def test_a_peer_that_is_a_program(monkeypatch, tmp_path):
     runtime = IkLlamaCpp(tmp_path / "model.gguf", "Q4_K_M", 2)
     runtime.tune([[1] * 20])
     assert runtime.settings() == {"repack": "1", "flash attention": "0", "build": "abc (7)"}
+    refusals = {variant.name: IkLlamaCpp.refusal(variant.name) for variant in IkLlamaCpp.variants}
+    assert [name for name, reason in refusals.items() if reason] == ["Q2_0"]
     assert runtime.run([[1] * 20], 4) == Timing(0.5, 0.25) and runtime.peak_mib() > 1
     with pytest.raises(RuntimeError, match="ended with code 1: cannot open the file"):
         IkLlamaCpp(tmp_path / "missing.gguf", "Q4_K_M", 2).run([[1]], 1)

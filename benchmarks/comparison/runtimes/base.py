@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 Prompts = list[list[int]]
-GGUF_FILES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "mxfp4")
+GGUF_FILES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "q2_0", "q1_0", "mxfp4")
 """Types of files quantised by llama.cpp, as kinds of weights."""
 WARM_UP_STEPS = 2
 """Steps after a prompt that are not counted."""
@@ -30,8 +30,8 @@ class Variant:
     """Name of the kind in the runtime."""
     dtype: str
     """Kind of weights, which variants are compared by: bf16, fp16, fp32, int8, int4, or a type of GGUF file. The file
-    types are q8_0, q6_k, q5_k_m, q4_k_m and mxfp4 (experts in mxfp4, the rest in q8_0). All runtimes that read such
-    files share the file."""
+    types are those of GGUF_FILES (mxfp4 has experts in mxfp4, the rest in q8_0). All runtimes that read such files
+    share the file."""
     weight_bits: float | None
     """Bits per weight, including scales. None if matrices differ; then `step_weight_bytes` returns the bytes, if they
     are known."""

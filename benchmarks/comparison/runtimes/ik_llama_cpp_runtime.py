@@ -22,6 +22,8 @@ PROGRAM_VARIABLE = "LLAMA_BENCH"
 BATCHED_PROGRAM = "llama-batched-bench"
 SETTINGS = {"-rtr": "repack", "-fa": "flash attention"}
 """Flags of 0 or 1; all combinations are tried."""
+UNKNOWN = ("Q2_0",)
+"""Types of llama.cpp's files that it does not read."""
 
 
 class IkLlamaCpp(Runtime):
@@ -49,6 +51,10 @@ class IkLlamaCpp(Runtime):
     @classmethod
     def versions(cls) -> dict[str, str]:
         return {}
+
+    @classmethod
+    def refusal(cls, variant: str) -> str | None:
+        return "it has no weights of this type" if variant in UNKNOWN else None
 
     @classmethod
     def takes_batches(cls) -> bool:

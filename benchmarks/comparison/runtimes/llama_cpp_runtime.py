@@ -201,8 +201,8 @@ class LlamaCpp(SteppedRuntime):
 
 
 def gguf_step_bytes(path: Path) -> int:
-    """Bytes of the tensors that a decode step reads. They exclude an embedding if there is a separate output, and
-    experts that a token does not choose."""
+    """Bytes of the tensors that a decode step reads. They exclude experts that a token does not choose, and tables of
+    which it needs a row: embeddings of the layers, and those of the tokens if there is a separate output."""
     import gguf
 
     reader = gguf.GGUFReader(path)
@@ -210,5 +210,6 @@ def gguf_step_bytes(path: Path) -> int:
     fields = {name.partition(".")[2]: field for name, field in reader.fields.items()}
     experts = sum(size for name, size in sizes.items() if "_exps." in name)
     count, used = (fields[name].contents() if name in fields else 1 for name in ("expert_count", "expert_used_count"))
-    unread = sizes["token_embd.weight"] if "output.weight" in sizes else 0
+    unread = sizes.get("per_layer_token_embd.weight", 0)
+    unread += sizes["token_embd.weight"] if "output.weight" in sizes else 0
     return sum(sizes.values()) - unread - experts * (count - used) // count
