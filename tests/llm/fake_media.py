@@ -75,6 +75,9 @@ class FakeProcessor:
         """Time that decoding takes."""
         self._lock = threading.Lock()
 
+    def among(self, num_images: int) -> FakeProcessor:
+        return self
+
     def layout(self, source: Any, max_tokens: int | None = None) -> Layout:
         num_tokens = self.count_tokens(source, max_tokens)
         return Layout(self.token * num_tokens, (num_tokens,))

@@ -136,7 +136,7 @@ def open_model(
     )
     engine.model.adapters = AdapterSlots(model, options.max_adapters, options.max_lora_rank)
     engine.identity = _identity(options, model, checkpoint, threads, merged)
-    encoder = _make_encoder(options, processors, model, tokenizer)
+    encoder = _make_encoder(options, processors, model, tokenizer, checkpoint.missing_towers)
     return Loaded(model, engine, tokenizer, defaults, checkpoint, encoder)
 
 
@@ -165,13 +165,14 @@ def _find_placeholders(model: BaseModelForCausalLM, processors: Processors, toke
 
 
 def _make_encoder(
-    options: LoadOptions, processors: Processors, model: BaseModelForCausalLM, tokenizer: Any
+    options: LoadOptions, processors: Processors, model: BaseModelForCausalLM, tokenizer: Any, missing: str
 ) -> PromptEncoder:
-    """Makes the encoder of prompts, with the processors of the towers that the model has."""
+    """Makes the encoder of prompts, with the processors of the towers that the model has. `missing`: as
+    `Checkpoint.missing_towers`."""
     kinds = {tower.kind for tower in model.towers}
     found = {kind: processor for kind, processor in processors.of_kind.items() if kind in kinds}
     if not found or tokenizer is None:
-        return NO_MEDIA
+        return PromptEncoder(Processors(missing=missing))
     return PromptEncoder(Processors(**found), tokenizer, options.max_image_tokens)
 
 
@@ -251,7 +252,8 @@ def _check_length(options: LoadOptions, model: BaseModelForCausalLM) -> None:
     most = model.max_position_embeddings
     if options.max_seq_len is not None and not 2 <= options.max_seq_len <= most:
         raise ValueError(
-            f"max_seq_len must be from 2 to {most}, the number of positions in config.json; got {options.max_seq_len}"
+            f"max_seq_len must be from 2 to {most}, which is {model.length_field} in config.json; got "
+            f"{options.max_seq_len}"
         )
 
 

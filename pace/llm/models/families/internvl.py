@@ -12,6 +12,7 @@ import torch
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.gpt_oss import GptOssConfig, GptOssForCausalLM
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
+from pace.llm.models.families.phi3 import Phi3Config, Phi3ForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3Config, Qwen3ForCausalLM
 from pace.llm.models.families.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -128,6 +129,15 @@ class InternVLOfLlama(OfInternVL, LlamaForCausalLM):
 
 
 @dataclass(frozen=True, kw_only=True)
+class InternVLOfPhi3Config(OfInternVLConfig, Phi3Config):
+    pass
+
+
+class InternVLOfPhi3(OfInternVL, Phi3ForCausalLM):
+    Config = InternVLOfPhi3Config
+
+
+@dataclass(frozen=True, kw_only=True)
 class InternVLOfGptOssConfig(OfInternVLConfig, GptOssConfig):
     pass
 
@@ -141,6 +151,7 @@ OF_TEXT: dict[str, type[BaseModelForCausalLM]] = {
     "qwen3": InternVLOfQwen3,
     "qwen3_moe": InternVLOfQwen3Moe,
     "llama": InternVLOfLlama,
+    "phi3": InternVLOfPhi3,
     "gpt_oss": InternVLOfGptOss,
 }
 """model_type of the text -> class. The first one is the default."""
