@@ -84,7 +84,9 @@ def read_png(data: bytes) -> ImageHeader:
         elif kind == b"eXIf":
             orientation = read_orientation(data[position + 8 : end - 4])
         position = end
-        if kind == b"IEND" or position >= len(data):
+        if position > len(data) or kind != b"IEND" and position == len(data):
+            raise MediaError("the PNG image ends before its last block; it is incomplete")
+        if kind == b"IEND":
             return ImageHeader("PNG", width, height, orientation, parts)
     raise too_many_blocks("PNG")
 

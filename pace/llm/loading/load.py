@@ -80,7 +80,7 @@ def load_model(options: LoadOptions) -> BaseModelForCausalLM:
     """
     threads = use_threads(options.num_threads, options.pin_threads)
     model, checkpoint = _find_model(options)
-    fill_model(model, checkpoint, threads, options.progress, _read_merged(options, checkpoint))
+    fill_model(model, checkpoint, threads, options.progress, read_merged(options, checkpoint))
     return model
 
 
@@ -104,7 +104,7 @@ def open_model(
     model, checkpoint = _find_model(options, embeds)
     if checkpoint.gguf is None:  # the headers of other formats were not read yet
         CheckpointReader(checkpoint.path).close()
-    merged = _read_merged(options, checkpoint)
+    merged = read_merged(options, checkpoint)
     tokenizer = find_tokenizer(options, checkpoint, model)
     check_tokenizer(tokenizer)
     defaults = SamplingConfig() if embeds else _read_defaults(checkpoint, tokenizer, model)
@@ -270,7 +270,7 @@ def _tokenizer_path(options: LoadOptions, checkpoint: Checkpoint) -> Path:
     return find_checkpoint(options.tokenizer_name_or_path, **options.hub | {"revision": None}, weights=False)
 
 
-def _read_merged(options: LoadOptions, checkpoint: Checkpoint) -> AdapterWeights | None:
+def read_merged(options: LoadOptions, checkpoint: Checkpoint) -> AdapterWeights | None:
     """The adapter to merge into the weights; None for none."""
     return None if options.adapter is None else read_adapter(options.adapter, str(options.adapter), checkpoint)
 

@@ -7,6 +7,7 @@ import copy
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -226,8 +227,8 @@ class EmbeddingService:
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
-    async def encode(self, job: EncodingJob, key: str | None = None) -> Encoded:
-        """Returns the values of a job. `key` is the client's. Raises ApiError."""
+    async def encode(self, job: EncodingJob, salt: str | None = None, key: str | None = None) -> Encoded:
+        """Returns the values of a job. `salt` and `key` are the client's. Raises ApiError."""
         model = self.loaded
         if job.priority and not self.options.allow_priority:
             message = "priority is disabled here (start the server with --allow-priority); leave it out, or send 0"
@@ -235,7 +236,7 @@ class EmbeddingService:
         self._check(job, model)
         begin = time.perf_counter()
         with self._cancellable(), self.admission.request(key):
-            texts = await self._read(job)
+            texts = [replace(text, cache_salt=salt) for text in await self._read(job)]
             num_tokens = [len(text.tokens) for text in texts]
             async with self.admission.rows(min(len(texts), MAX_ROWS), sum(num_tokens), job.priority):
                 values = await self._compute(job, model, texts)
