@@ -32,6 +32,8 @@ MAGIC: dict[str, Callable[[bytes], bool]] = {
 SAME = {"image/jpg": "image/jpeg"}
 """A usual misspelling."""
 IMAGE_TYPES = tuple(name for name in MAGIC if name.startswith("image/"))
+ANY_IMAGE = "image"
+"""The media type in Qwen's own examples; the first bytes say which image it is."""
 AUDIO_FORMATS = tuple(name.removeprefix("audio/") for name in MAGIC if name.startswith("audio/"))
 DETAILS = {None: "auto", "auto": "auto", "low": "low", "high": "high", "original": "high"}
 """Values of `detail`. Images keep their size in "high", up to the server's limit, and so they do in "original"."""
@@ -43,7 +45,10 @@ REFUSED = {
     **dict.fromkeys(("audio_url", "audio"), "send sound as input_audio"),
 }
 """Types of parts that are refused by name."""
-_DATA_URL = re.compile(r"data:([a-z]+/[a-z0-9.+-]+);base64,", re.IGNORECASE)
+_DATA_URL = re.compile(r"data:([a-z]+/[a-z0-9.+-]+|image)(?:;[a-z0-9-]+=[^;,\s]*)*;base64,", re.IGNORECASE)
+"""A media type, parameters, which have no effect, and the word that says that base64 follows."""
+MAX_HEAD = 256
+"""Maximum number of characters before the base64 of a data: URL."""
 
 
 class RequestMedia:
@@ -109,8 +114,9 @@ class RequestMedia:
             ) from None
         if not found:
             raise invalid(place, "has no data")
-        if not MAGIC[media_type](found[:16]):
-            raise invalid(place, f"is not {media_type}, as its first bytes show")
+        types = IMAGE_TYPES if media_type == ANY_IMAGE else (media_type,)
+        if not any(MAGIC[name](found[:16]) for name in types):
+            raise invalid(place, f"is not {' or '.join(types)}, as its first bytes show")
         return found
 
 
@@ -164,11 +170,11 @@ def _data_url(url: str, place: str) -> tuple[str, str]:
     if scheme in ("http", "https", "ftp", "file"):
         what = "the path of a file" if scheme == "file" else "an address in the network"
         raise unsupported(place, f"is {what}, which this server does not read; {form}")
-    found = _DATA_URL.match(url[:128])
+    found = _DATA_URL.match(url[:MAX_HEAD])
     if found is None:
         raise invalid(place, f"is not a data: URL in base64; {form}")
     media_type = SAME.get(found[1].lower(), found[1].lower())
-    if media_type not in IMAGE_TYPES:
+    if media_type not in (*IMAGE_TYPES, ANY_IMAGE):
         raise invalid(place, f"has the media type {media_type[:40]}; {form}")
     return media_type, url[found.end() :]
 
