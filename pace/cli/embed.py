@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", metavar="NAME", help="name of the task whose adapter the model has")
     parser.add_argument(
         "--adapter",
+        default=argparse.SUPPRESS,
         metavar="PATH",
         help="a LoRA adapter that is merged into the weights: a directory that PEFT has saved, or a .gguf file",
     )
@@ -79,8 +80,6 @@ def _open(arguments: argparse.Namespace):
     options = load_arguments(arguments)
     for name in OF_MEDIA & options.keys():
         arguments.parser.error(f"--{name.replace('_', '-')} is for images and sound, and pace embed reads only texts")
-    if arguments.adapter is not None:
-        options |= {"adapter": arguments.adapter, "merge": True}
     return EmbeddingModel._open(LoadOptions(**options), keeps_dtype="dtype" not in arguments)
 
 

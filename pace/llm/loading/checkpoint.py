@@ -175,6 +175,8 @@ def _what_is_there(directory: Path) -> str:
     if not directory.is_dir():
         return ""
     names = sorted(entry.name for entry in directory.iterdir())
+    if "adapter_config.json" in names:
+        return "; it has a LoRA adapter: load the model that this was trained for, and give it as the adapter"
     nested = [name for name in names if (directory / name / "config.json").is_file()]
     return f" (perhaps {nested[0]!r} inside it)" if nested else f" (it has {some(names)})"
 
