@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pace.cli import main
 from pace.llm import EmbeddingModel
 from pace.llm.adapters.merge import MergedReader
 from pace.llm.adapters.weights import AdapterWeights
@@ -56,7 +57,7 @@ def test_rows_are_those_of_peft(name, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("kind", sample(["BertModel", "Qwen3Model"], lambda kind: False))
-def test_an_adapter_as_it_is_published(kind, tmp_path) -> None:
+def test_an_adapter_as_it_is_published(kind, tmp_path, capsys) -> None:
     """Saved for the bare model, as sentence-transformers saves it."""
     save = save_bert if kind == "BertModel" else save_causal
     base = save(tmp_path / "base", kind)
@@ -74,5 +75,8 @@ def test_an_adapter_as_it_is_published(kind, tmp_path) -> None:
             expected = rows.mean(0) if kind == "BertModel" else rows[-1]
             assert (vector - expected).abs().max() <= BOUND * expected.abs().max()
             assert (vector - other).abs().max() > 0.01 * expected.abs().max()
+    asked = ["embed", str(tmp_path / "base"), texts[0], "--adapter", str(tmp_path / "adapter"), "--dtype", "float32"]
+    assert main(asked) == 0
+    assert json.loads(capsys.readouterr().out)["embedding"] == pytest.approx(vectors[0].tolist(), abs=1e-6)
     with pytest.raises(ValueError, match="adapter= needs merge=True"):
         EmbeddingModel(tmp_path / "base", adapter=tmp_path / "adapter", **options)
