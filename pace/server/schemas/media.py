@@ -83,7 +83,7 @@ class RequestMedia:
         if isinstance(kind, str) and kind in TEXTS and isinstance(part.get("text"), str):
             return part["text"]
         if isinstance(kind, str) and kind in REFUSED:
-            raise unsupported(place, f"is of type {kind}: {REFUSED[kind]}")
+            raise unsupported(place, f"the part is of type {kind}: {REFUSED[kind]}")
         reader = _READERS.get(kind) if isinstance(kind, str) else None
         if reader is None:
             raise invalid(
@@ -154,7 +154,7 @@ def _image_url(part: Mapping[str, Any], place: str) -> tuple[str, str, str]:
     """Reads OpenAI's forms: a URL, or an object with `url` and `detail`."""
     given, detail = part.get("image_url"), part.get("detail")
     if part.get("file_id") is not None:
-        raise unsupported(place, "has a file_id, and files are not stored here; send the image as a data: URL")
+        raise unsupported(place, "the image has a file_id, and files are not stored here; send the image as a data: URL")
     if isinstance(given, Mapping):
         given, detail = given.get("url"), given.get("detail")
     if not isinstance(given, str):
@@ -169,7 +169,7 @@ def _data_url(url: str, place: str) -> tuple[str, str]:
     scheme = url[:32].partition(":")[0].lower() if ":" in url[:32] else ""
     if scheme in ("http", "https", "ftp", "file"):
         what = "the path of a file" if scheme == "file" else "an address in the network"
-        raise unsupported(place, f"is {what}, which this server does not read; {form}")
+        raise unsupported(place, f"the image is {what}, which this server does not read; {form}")
     found = _DATA_URL.match(url[:MAX_HEAD])
     if found is None:
         raise invalid(place, f"is not a data: URL in base64; {form}")
@@ -184,7 +184,7 @@ def _anthropic_image(part: Mapping[str, Any], place: str) -> tuple[str, str, str
     source = part.get("source")
     kind = source.get("type") if isinstance(source, Mapping) else None
     if kind in ("url", "file"):
-        raise unsupported(place, f"has a source of type {kind}, which this server does not read; send it as base64")
+        raise unsupported(place, f"the image has a source of type {kind}, which this server does not read; send it as base64")
     if kind != "base64":
         raise invalid(place, "must have a source of type base64, with media_type and data")
     media_type, data = source.get("media_type"), source.get("data")
@@ -193,7 +193,7 @@ def _anthropic_image(part: Mapping[str, Any], place: str) -> tuple[str, str, str
     if not isinstance(data, str):
         raise invalid(place, "must have its data as a string in base64")
     if part.get("transformations"):
-        raise unsupported(place, "has transformations, which are not supported; send the image as it should be seen")
+        raise unsupported(place, "the image has transformations, which are not supported; send it as it should be seen")
     return media_type, data, "auto"
 
 
