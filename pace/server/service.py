@@ -25,7 +25,7 @@ from pace.llm.engine.turns import NO_TURNS
 from pace.llm.generator import Generator
 from pace.llm.loading import load
 from pace.llm.loading.options import LoadOptions
-from pace.llm.processors.prompts import NOUNS, Prompt, PromptEncoder
+from pace.llm.processors.prompts import Prompt, PromptEncoder
 from pace.llm.sequence import AdapterKey, Sequence
 from pace.server.adapters.served import ServedAdapters
 from pace.server.admission import Admission

@@ -110,8 +110,9 @@ class ExpertTensors:
                     break
             else:
                 sizes = [f"{name.removeprefix(prefix)} {list(self.parts[name][0].shape)}" for name in names]
+                whose = ".".join(filter(None, (path, matrices.tensor)))
                 raise ValueError(
-                    f"{'.'.join(filter(None, (path, matrices.tensor)))} has A {list(matrices.a.shape)} and B {list(matrices.b.shape)}, which fit none of this "
+                    f"{whose} has A {list(matrices.a.shape)} and B {list(matrices.b.shape)}, which fit none of this "
                     f"model's experts ({', '.join(sizes) or 'there are none'})"
                 )
         return found

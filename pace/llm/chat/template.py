@@ -77,9 +77,7 @@ class ChatTemplate:
     """Renders messages as clients write them: content is a string, None or parts of type text, image or audio. The
     arguments of calls are JSON text. The forms that a template needs instead are found by trying."""
 
-    def __init__(
-        self, tokenizer: Any, format: ToolFormat | None = None, encoder: PromptEncoder = NO_MEDIA
-    ) -> None:
+    def __init__(self, tokenizer: Any, format: ToolFormat | None = None, encoder: PromptEncoder = NO_MEDIA) -> None:
         """`format` overrides the detected format. `encoder` knows the media that the model takes. Raises ValueError if
         the tokenizer has no template."""
         if getattr(tokenizer, "chat_template", None) is None:

@@ -154,7 +154,9 @@ def _image_url(part: Mapping[str, Any], place: str) -> tuple[str, str, str]:
     """Reads OpenAI's forms: a URL, or an object with `url` and `detail`."""
     given, detail = part.get("image_url"), part.get("detail")
     if part.get("file_id") is not None:
-        raise unsupported(place, "the image has a file_id, and files are not stored here; send the image as a data: URL")
+        raise unsupported(
+            place, "the image has a file_id, and files are not stored here; send it as a data: URL"
+        )
     if isinstance(given, Mapping):
         given, detail = given.get("url"), given.get("detail")
     if not isinstance(given, str):
@@ -184,7 +186,9 @@ def _anthropic_image(part: Mapping[str, Any], place: str) -> tuple[str, str, str
     source = part.get("source")
     kind = source.get("type") if isinstance(source, Mapping) else None
     if kind in ("url", "file"):
-        raise unsupported(place, f"the image has a source of type {kind}, which this server does not read; send it as base64")
+        raise unsupported(
+            place, f"the image has a source of type {kind}, which this server does not read; send it as base64"
+        )
     if kind != "base64":
         raise invalid(place, "must have a source of type base64, with media_type and data")
     media_type, data = source.get("media_type"), source.get("data")

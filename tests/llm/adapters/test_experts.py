@@ -155,7 +155,9 @@ def test_experts_trained_in_full_are_refused_by_name(tmp_path):
     adapted_by(base, tmp_path / "adapter", target_modules=["q_proj"], modules_to_save=["experts"])
     state = load_file(tmp_path / "base" / "model.safetensors")
     for found in (state, stacked(state)):
-        with pytest.raises(NotImplementedError, match=r"mlp\.experts\.\w+' in full, .* as modules_to_save asks.*experts "):
+        with pytest.raises(
+            NotImplementedError, match=r"mlp\.experts\.\w+' in full, .* as modules_to_save asks.*experts "
+        ):
             read_peft(tmp_path / "adapter", "x", found.__getitem__)
 
 

@@ -103,7 +103,7 @@ def test_experts_and_embeddings(tmp_path):
     state = load_file(tmp_path / "model.safetensors")
     expected, tensors = dict(state), {}
     for part in ("up", "down"):
-        names = sorted(name for name in state if f"layers.1.mlp.experts." in name and f".{part}_proj" in name)
+        names = sorted(name for name in state if "layers.1.mlp.experts." in name and f".{part}_proj" in name)
         n, k = state[names[0]].shape
         a, b = draw(len(names), 3, k), draw(len(names), n, 3)
         tensors |= {f"blk.1.ffn_{part}_exps.weight.lora_{end}": pair for end, pair in (("a", a), ("b", b))}

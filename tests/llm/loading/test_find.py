@@ -93,7 +93,7 @@ def test_a_directory_without_config(tmp_path):
         read_config_json(tmp_path)
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter/adapter_config.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match="no config.json.*; it has a LoRA adapter: load the model that this was"):
+    with pytest.raises(FileNotFoundError, match="no config.json.*; it has a LoRA adapter: load the model that"):
         read_config_json(tmp_path / "adapter")
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner/config.json").write_text("{}")
