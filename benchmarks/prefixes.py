@@ -110,7 +110,7 @@ def ask(case: Case) -> list[Asked]:
             with model.session() as session:
                 session.append(document)
                 session.save(case.saved(number))
-                appended = seconds(lambda: session.append(questions[3]))  # noqa: B023
+                appended = seconds(lambda: session.append(questions[3]))
             found.append(Asked(first, second, reused, alone, appended))
     return found
 
@@ -125,7 +125,7 @@ def restore(case: Case) -> list[Restored]:
             with model.load_session(case.saved(number)) as session:
                 loading = time.perf_counter() - began
                 question = case.tokens(model, case.question, number, 9)
-                found.append(Restored(loading, seconds(lambda: session.append(question))))  # noqa: B023
+                found.append(Restored(loading, seconds(lambda: session.append(question))))
     return found
 
 

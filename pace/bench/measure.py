@@ -134,8 +134,8 @@ def _check(subject: Subject, prompt: int, generated: int, batch: int, repeats: i
     if max(length, prompt + 1) > limit:
         longest = f"a context of {depth} + {generated}" if depth and prompt < limit else f"{prompt} + {generated}"
         raise ValueError(
-            f"{longest} tokens are more than this model has positions for: {limit} (max_position_embeddings; the "
-            f"warm-up takes {WARM_UP_STEPS + 1})"
+            f"{longest} tokens are more than this model has positions for: {limit} "
+            f"({subject.model.length_field}; the warm-up takes {WARM_UP_STEPS + 1})"
         )
     if batch > engine.scheduler.max_sequences_per_step:
         raise ValueError(

@@ -132,10 +132,8 @@ def plan(
         raise ValueError(f"prompt, context and batch must be at least 1; got {prompt}, {context}, {batch}")
     if image_tokens < 1:
         raise ValueError(f"max_image_tokens must be at least 1; got {image_tokens}")
-    if (longest := max(prompt, context)) > (limit := config.max_position_embeddings):
-        raise ValueError(
-            f"{longest} tokens are more than this model has positions for: {limit} (max_position_embeddings)"
-        )
+    if (longest := max(prompt, context)) > (limit := model.max_position_embeddings):
+        raise ValueError(f"{longest} tokens are more than this model has positions for: {limit} ({model.length_field})")
     plans, asked = [], Prompts(prompt, context, batch)
     encodings: list[Encoding] | None = None
     for name, dtype in _ways(model, quantization, checkpoint):
@@ -147,7 +145,7 @@ def plan(
         towers = tuple(encoding.plan(dtype, limits) for encoding in encodings)
         for_media = MEDIA_CACHE_BYTES + max(tower.encode_bytes for tower in towers) if towers else 0
         room = available_bytes - for_media
-        found = _plan(name, dtype, costs, config.max_position_embeddings, limits, room, asked)
+        found = _plan(name, dtype, costs, model.max_position_embeddings, limits, room, asked)
         found = replace(found, towers=towers, head=head_cost(model, native, dtype))
         if sample is not None:
             try:

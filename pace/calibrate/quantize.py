@@ -116,8 +116,6 @@ def quantize_checkpoint(
                 raise NotImplementedError(
                     "calibrate must be left out, with method='rtn': an encoder is not calibrated on a text"
                 )
-            if adapter is not None:
-                raise NotImplementedError("adapter must be left out: an encoder takes no adapters")
             if config.lm_head != AUTO:
                 raise ValueError("lm_head would have no effect on an encoder, which has no LM head; leave it out")
         _check_text_options(chosen, calibrate is not None, report, of_text)

@@ -427,6 +427,8 @@ def load_adapters(model: Any, arguments: argparse.Namespace) -> list[tuple[str, 
 def load_arguments(arguments: argparse.Namespace, **other: Any) -> dict[str, Any]:
     """Returns the keyword arguments of `LLMModel`, which are fields of `LoadOptions`."""
     given = {"spec_config": _spec_config(arguments), **vars(arguments), **other}
+    if given.get("adapter") is not None:
+        given["merge"] = True
     names = (*MODEL_OPTIONS, "spec_config", "adapter", "merge")
     return {"model_name_or_path": given["model"], **{name: given[name] for name in names if name in given}}
 

@@ -23,6 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", metavar="FILE", help="a file with one text a line")
     parser.add_argument("--prompt", metavar="NAME", help="name of the prompt that is put before each text")
     parser.add_argument("--task", metavar="NAME", help="name of the task whose adapter the model has")
+    parser.add_argument(
+        "--adapter",
+        default=argparse.SUPPRESS,
+        metavar="PATH",
+        help="a LoRA adapter that is merged into the weights: a directory that PEFT has saved, or a .gguf file",
+    )
     parser.add_argument("--dimensions", type=count, metavar="N", help="keep the first N numbers of a vector")
     parser.add_argument(
         "--rank", metavar="QUERY", help="print scores of the texts, best first, in place of vectors; needs a reranker"

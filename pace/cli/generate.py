@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         encoder = model.generator.encoder
         system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
         question = {"role": "user", "content": [*media, {"type": "text", "text": prompt}] if media else prompt}
-        turn = plan_turn(ChatTemplate(model.tokenizer, None, encoder.processors), [*system, question])
+        turn = plan_turn(ChatTemplate(model.tokenizer, None, encoder), [*system, question])
         turn = dataclasses.replace(turn, hidden=TokenBytes.of(model.tokenizer).special)  # nothing is parsed
         inputs = encoder.encode(turn.prompt, turn.media, model.tokenizer, add_special_tokens=False)
         generate = partial(model.generator.generate_turn, turn, adapter=adapter)

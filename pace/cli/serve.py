@@ -135,6 +135,13 @@ def _add_loading_arguments(group: argparse._ActionsContainer) -> None:
     add_loading_arguments(group, reads_quantization=False)
     add_draft_arguments(group)
     add_adapter_limits(group)
+    group.add_argument(
+        "--merge-adapter",
+        dest="adapter",
+        default=argparse.SUPPRESS,
+        metavar="PATH",
+        help="a LoRA adapter to merge into the weights of the model, also of one that makes vectors",
+    )
 
 
 def _table_parser() -> TableParser:

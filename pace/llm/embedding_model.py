@@ -81,10 +81,12 @@ class EmbeddingModel:
         kv_cache_bytes: int | str | None = None,
         kv_cache_dtype: torch.dtype | str = "auto",
         prefix_cache_bytes: int | str = "auto",
+        adapter: str | Path | None = None,
+        merge: bool = False,
         **other_names: Any,
     ) -> None:
         """Loads a local directory, a GGUF file or a Hub id. The arguments are those of `LLMModel`; those about keys,
-        values and prefixes count for causal models.
+        values and prefixes count for causal models. An `adapter` needs `merge=True`.
 
         `dtype`: "auto" keeps weights as the checkpoint's config has them, in float32 if it does not say.
         `max_seq_len`: maximum number of tokens of a text; None for the checkpoint's.

@@ -241,7 +241,7 @@ class Generator:
         if self.tokenizer is None:
             raise ValueError("chat needs a tokenizer with a chat template, and this model has none")
         format = None if tool_format is None else format_named(tool_format)
-        template = ChatTemplate(self.tokenizer, format, self.encoder.processors)
+        template = ChatTemplate(self.tokenizer, format, self.encoder)
         listed = [tool.for_template() if isinstance(tool, Tool) else tool for tool in tools or ()]
         known = read_tools(listed)
         config = SamplingConfig.read(sampling_config, fields)

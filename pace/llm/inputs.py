@@ -99,7 +99,8 @@ def read_prompts(
     if isinstance(inputs, Mapping):
         of_media = {name: inputs[name] for name in _OF_MEDIA if inputs.get(name) is not None}
         prompts = _from_mapping({name: value for name, value in inputs.items() if name not in _OF_MEDIA})
-        prompts = replace(prompts, media=_read_media(prompts.rows, of_media, towers, model_name))
+        media = _read_media(prompts.rows, of_media, towers, model_name, encoder.all.missing)
+        prompts = replace(prompts, media=media)
     elif _is_array(inputs):
         prompts = _from_tensor(_tensor(inputs), None)
     elif isinstance(inputs, (list, tuple)):
@@ -116,15 +117,16 @@ def read_prompts(
 
 
 def _read_media(
-    rows: list[list[int]], inputs: dict[str, Any], towers: Sequence[MediaReader], model_name: str
+    rows: list[list[int]], inputs: dict[str, Any], towers: Sequence[MediaReader], model_name: str, missing: str
 ) -> list[tuple[MediaSpan, ...]] | None:
-    """Reads the arrays of towers, and finds the place of each medium in the rows."""
+    """Reads the arrays of towers, and finds the place of each medium in the rows. `missing` is that of `Processors`."""
     if videos := [name for name in inputs if name in _OF_VIDEO]:
         raise ValueError(f"{videos[0]}: video is not supported as input, so leave it out")
     known = {name for tower in towers for name in tower.input_names} | {"mm_token_type_ids"}
     if refused := [name for name in inputs if name not in known]:
         kind = NOUNS["audio" if "feature" in refused[0] else "image"]
-        raise ValueError(f"{model_name} takes no {kind}: it was loaded without a tower, so leave out {refused[0]}")
+        advice = f"leave out {refused[0]}" + (f"; {missing}" if missing else "")
+        raise ValueError(f"{model_name} takes no {kind}: it was loaded without a tower, so {advice}")
     places: list[list[MediaSpan]] = [[] for _ in rows]
     for tower in towers:
         media = tower.read_inputs(inputs) if any(name in inputs for name in tower.input_names) else []

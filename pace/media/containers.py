@@ -84,7 +84,9 @@ def read_png(data: bytes) -> ImageHeader:
         elif kind == b"eXIf":
             orientation = read_orientation(data[position + 8 : end - 4])
         position = end
-        if kind == b"IEND" or position >= len(data):
+        if position > len(data) or kind != b"IEND" and position == len(data):
+            raise MediaError("the PNG image ends before its last block; it is incomplete")
+        if kind == b"IEND":
             return ImageHeader("PNG", width, height, orientation, parts)
     raise too_many_blocks("PNG")
 
@@ -134,6 +136,8 @@ def read_jpeg(data: bytes) -> ImageHeader:
 
 def read_webp(data: bytes) -> ImageHeader:
     """Chunks of a WebP file: the still image, or the canvas and first frame of an animation."""
+    if int.from_bytes(data[4:8], "little") + 8 > len(data):
+        raise MediaError("the WebP image ends before its last block; it is incomplete")
     parts: list[bytes] = []
     orientation, position, size = 1, 12, None
     for _ in range(MAX_BLOCKS):

@@ -28,6 +28,8 @@ def fingerprint(options: LoadOptions) -> str:
     elif options.media and checkpoint.is_file():
         for mmproj in find_mmproj(checkpoint):
             _add_files(digest, mmproj)
+    if options.adapter is not None:
+        _add_files(digest, Path(options.adapter).expanduser())
     if options.tokenizer_name_or_path not in (None, options.model_name_or_path):
         _add_files(digest, _find(options, options.tokenizer_name_or_path, weights=False))
     return f"fp_{digest.hexdigest()[:16]}"

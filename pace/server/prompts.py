@@ -72,7 +72,7 @@ class PromptReader:
         """This thread's template. Raises ApiError if the model has none."""
         if not hasattr(self._local, "template"):
             try:
-                self._local.template = ChatTemplate(self.tokenizer, None, self.encoder.processors)
+                self._local.template = ChatTemplate(self.tokenizer, None, self.encoder)
             except ValueError as error:
                 raise ApiError(400, str(error)) from None
         return self._local.template

@@ -24,7 +24,7 @@ from pace.llm.engine.driver import StepDriver
 from pace.llm.generator import Generator
 from pace.llm.loading import load
 from pace.llm.loading.options import LoadOptions
-from pace.llm.processors.prompts import NOUNS, Prompt, PromptEncoder
+from pace.llm.processors.prompts import Prompt, PromptEncoder
 from pace.llm.sequence import AdapterKey, Sequence
 from pace.server.answers import Answer
 from pace.server.decisions.request import DecisionRequest
@@ -83,9 +83,10 @@ class Service(ModelService):
         generator.driver.turns = self._turns
         missing = set(kinds or ()) - set(generator.encoder.processors)
         if missing:
-            raise ValueError(f"media={','.join(kinds)}: this model takes no {NOUNS[missing.pop()]}")
+            raise ValueError(f"media={','.join(kinds)}: {generator.encoder.all.refusal(missing.pop())}")
         if self.options.media_hosts and "image" not in generator.encoder.processors:
-            raise ValueError(f"media_hosts={','.join(self.options.media_hosts)}: this model takes no images")
+            refusal = generator.encoder.all.refusal("image")
+            raise ValueError(f"media_hosts={','.join(self.options.media_hosts)}: {refusal}")
         encoder = PromptEncoder(generator.encoder.all, generator.tokenizer, self.options.max_image_tokens, kinds)
         names = self.options.model_names
         lengths = engine.model.vocab_size, engine.max_length

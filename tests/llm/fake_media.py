@@ -75,6 +75,9 @@ class FakeProcessor:
         """Is called when a medium is decoded."""
         self._lock = threading.Lock()
 
+    def among(self, num_images: int) -> FakeProcessor:
+        return self
+
     def layout(self, source: Any, max_tokens: int | None = None) -> Layout:
         num_tokens = self.count_tokens(source, max_tokens)
         return Layout(self.token * num_tokens, (num_tokens,))

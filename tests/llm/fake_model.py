@@ -40,7 +40,7 @@ class FakeModel:
         """`windows`: one per layer of attention, None for a layer without one. `num_states` layers before them have a
         state."""
         self.vocab_size = vocab_size
-        self.max_position_embeddings = max_position_embeddings
+        self.max_position_embeddings, self.length_field = max_position_embeddings, "max_position_embeddings"
         self.recompute_length: int | None = None
         self.towers: list = []
         self.whole_media = self.sees_beyond_windows = False

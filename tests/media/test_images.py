@@ -72,6 +72,16 @@ def test_exif_of_either_byte_order_and_damaged_exif():
         assert image_size(encode(draw(8, 5), "JPEG", exif=b"Exif\0\0" + block)) == (5, 8)
 
 
+def test_files_that_are_cut_off_are_refused():
+    """Pillow takes a PNG without its end, and llama.cpp takes any JPEG. The frame that counts of a GIF is whole."""
+    for name, data in files().items():
+        if name.startswith("gif") or name == "jpeg of two images":
+            continue
+        for cut in (5, 13, 30) if name.startswith("jpeg") else (1, 5, 13, 30):
+            with pytest.raises(MediaError, match="incomplete"):
+                load_rgb(data[:-cut])
+
+
 def test_transparency_is_composited_on_white():
     image = PIL.Image.new("RGBA", (2, 1), (10, 20, 30, 0))
     image.putpixel((1, 0), (10, 20, 30, 255))

@@ -44,7 +44,7 @@ class Conversation:
         self.encoder = model.generator.encoder
         self.adapter: list[tuple[str, float]] | None = None
         """Adapters of the answers."""
-        self._template = ChatTemplate(model.tokenizer, None, self.encoder.processors)
+        self._template = ChatTemplate(model.tokenizer, None, self.encoder)
         self._known_tools = read_tools(tools or [])
         self.restart(system)
 

@@ -130,7 +130,7 @@ class PaceEngine(BaseEngine):
         try:
             self._tokenizer = self._read_tokenizer(tokenizer_cls, tokenizer_kwargs, token)
             try:
-                self._template = ChatTemplate(self._tokenizer, format, model.generator.encoder.processors)
+                self._template = ChatTemplate(self._tokenizer, format, model.generator.encoder)
             except ValueError as error:
                 if self._makes_own_prompts:
                     raise ValueError(f"{error}, or give prompt_pipeline") from None

@@ -98,18 +98,21 @@ class ExpertTensors:
         prefix = name_in_model(self._model, f"{path}.weight").removesuffix("weight")
         if not prefix.startswith(self._model.prefix):
             prefix = self._model.prefix + prefix
-        names = [name for name in self.parts if name.startswith(prefix) and "." not in name.removeprefix(prefix)]
+        inner = {name.removeprefix(prefix): name for name in self.parts if name.startswith(prefix)}
+        names = [name for short, name in inner.items() if "." not in short]
         found: list[tuple[str, ExpertMatrices]] = []
         for matrices in given:
-            for name in names:
+            named = [name for short, name in inner.items() if short == matrices.tensor]
+            for name in named if matrices.tensor else names:
                 part = self.parts[name][0]
                 if name not in dict(found) and matrices.fits(len(self.parts[name]), *part.shape):
                     found.append((name, matrices))
                     break
             else:
                 sizes = [f"{name.removeprefix(prefix)} {list(self.parts[name][0].shape)}" for name in names]
+                whose = ".".join(filter(None, (path, matrices.tensor)))
                 raise ValueError(
-                    f"{path} has A {list(matrices.a.shape)} and B {list(matrices.b.shape)}, which fit none of this "
+                    f"{whose} has A {list(matrices.a.shape)} and B {list(matrices.b.shape)}, which fit none of this "
                     f"model's experts ({', '.join(sizes) or 'there are none'})"
                 )
         return found

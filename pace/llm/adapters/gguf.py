@@ -2,6 +2,8 @@
 
     blk.0.attn_q.weight.lora_a [r, K]    ->  model.layers.0.self_attn.q_proj, A
     blk.0.attn_q.weight.lora_b [N, r]        B, with the rows of a permuted matrix in the Hub's order
+    token_embd.weight.lora_a [V, r]          A of an embedding, transposed
+    blk.0.ffn_up_exps.weight.lora_a [E, r, K], .lora_b [E, N, r]    all experts of a mixture
 
 The scale is alpha / r for every module: the format has neither alpha_pattern nor use_rslora."""
 
@@ -20,17 +22,21 @@ from pace.checkpoints.gguf.architectures.registry import ARCHITECTURES
 from pace.checkpoints.gguf.blocks import BlockType
 from pace.checkpoints.gguf.checkpoint import hub_order
 from pace.checkpoints.gguf.file import GgufFile
-from pace.llm.adapters.weights import AdapterModule, AdapterWeights
+from pace.llm.adapters.weights import AdapterModule, AdapterWeights, ExpertMatrices
 from pace.naming import shown
 from pace.ops.blocks import BlockRows
 
 ENDS = {".weight.lora_a": "A", ".weight.lora_b": "B"}
+EXPERTS = "_exps"
+"""End of the names of matrices of all experts."""
 ROW_ORDERS = frozenset({"qkv_by_head", "qkv_by_group", "qkvz_by_head", "value_heads_tiled"})
 """Fields of a config that say that a GGUF file has the rows of some matrices in another order than the Hub."""
 REORDERED = ("qwen35", "qwen35moe")
 """Architectures whose files have such an order without a default for it."""
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 """Matrices whose rows are permuted in some architectures, and the field with their number of heads."""
+TABLES = {"token_embd": True, "per_layer_token_embd": True, "position_embd": False}
+"""Embeddings in a file, and whether llama.cpp writes A transposed."""
 SAME_FILES = {"mistral": "llama", "mixtral": "llama", "granitemoeshared": "granitemoe"}
 """Model types whose files have the architecture of another."""
 
@@ -47,15 +53,22 @@ def read_gguf(path: Path, name: str, config: Mapping[str, Any], architecture: st
         alpha = _read_alpha(file)
         matrices: dict[str, dict[str, Tensor]] = {}
         for source in sorted(file.tensors):
-            module, part = _split(path, source, found)
-            matrices.setdefault(module, {})[part] = _read(file, source)
+            inner, part = _split(path, source)
+            matrices.setdefault(inner, {})[part] = _read(file, source, 3 if inner.endswith(EXPERTS) else 2)
         if not matrices:
             raise ValueError(f"{path} has no tensors of an adapter, such as blk.0.attn_q.weight.lora_a")
-        modules = {
-            module: _module(path, module, parts, alpha, _num_heads(module, found, config))
-            for module, parts in matrices.items()
-        }
-        return AdapterWeights(name, modules)
+        modules: dict[str, AdapterModule] = {}
+        experts: dict[str, list[ExpertMatrices]] = {}
+        for inner, parts in matrices.items():
+            tensor = found.names.on_hub(f"{inner}.weight")
+            if inner.endswith(EXPERTS):
+                of_all, _, one = tensor.rpartition(".experts.")
+                experts.setdefault(f"{of_all}.experts", []).append(_experts(path, one, parts, alpha))
+            else:
+                module = tensor.removesuffix(".weight")
+                num_heads = _num_heads(module, found, config)
+                modules[module] = _module(path, module, parts, alpha, num_heads, TABLES.get(inner))
+        return AdapterWeights(name, modules, experts)
     finally:
         file.close()
 
@@ -98,25 +111,21 @@ def _read_alpha(file: GgufFile) -> float:
     return float(alpha)
 
 
-def _split(path: Path, source: str, architecture: Architecture) -> tuple[str, str]:
-    """Returns the module of a tensor on the Hub, and "A" or "B"."""
+def _split(path: Path, source: str) -> tuple[str, str]:
+    """Returns the name in the file of the matrix that a tensor changes, and "A" or "B"."""
     end = next((end for end in ENDS if source.endswith(end)), None)
     if end is None:
         what = "norms" if source.endswith("_norm.weight") else "tensors other than .lora_a and .lora_b"
         raise NotImplementedError(f"{path} has the tensor {source[:200]!r}: {what} are not implemented in adapters")
-    inner = source.removesuffix(end)
-    if inner == "token_embd":
-        raise NotImplementedError(f"{path} has the tensor {source!r}: adapters of embeddings are not implemented")
-    if inner.endswith("_exps"):
-        raise NotImplementedError(f"{path} has the tensor {source!r}: adapters of experts are not implemented")
-    return architecture.names.on_hub(f"{inner}.weight").removesuffix(".weight"), ENDS[end]
+    return source.removesuffix(end), ENDS[end]
 
 
-def _read(file: GgufFile, source: str) -> Tensor:
-    """Returns a matrix as floats, in memory of its own."""
+def _read(file: GgufFile, source: str, num_dimensions: int) -> Tensor:
+    """Returns a matrix, or those of all experts, as floats in memory of its own."""
     tensor = file.tensors[source]
-    if len(tensor.shape) != 2 or 0 in tensor.shape:
-        raise ValueError(f"{file.path}: {source[:200]!r} must be a matrix; its shape is {list(tensor.shape)}")
+    if len(tensor.shape) != num_dimensions or 0 in tensor.shape:
+        wanted = "a matrix" if num_dimensions == 2 else "a matrix of each expert"
+        raise ValueError(f"{file.path}: {source[:200]!r} must be {wanted}; its shape is {list(tensor.shape)}")
     raw = file.rows(source)
     if isinstance(tensor.kind, BlockType):
         matrix = BlockRows(tensor.kind, raw).dequantize()
@@ -134,17 +143,38 @@ def _num_heads(module: str, architecture: Architecture, config: Mapping[str, Any
     return field and (config.get(field) or config.get("num_attention_heads"))
 
 
-def _module(path: Path, module: str, parts: dict[str, Tensor], alpha: float, num_heads: int | None) -> AdapterModule:
-    if missing := {"A", "B"} - parts.keys():
-        raise ValueError(f"{path} has only one matrix for {module}: {missing.pop()} is missing")
-    a, b = parts["A"], parts["B"]
-    if a.shape[0] != b.shape[1]:
-        raise ValueError(
-            f"{path}: the matrices of {module} do not fit together; A is [r, K], B [N, r]; got {list(a.shape)} and "
-            f"{list(b.shape)}"
-        )
+def _module(
+    path: Path, module: str, parts: dict[str, Tensor], alpha: float, num_heads: int | None, is_transposed: bool | None
+) -> AdapterModule:
+    """Returns the adapter of a module. `is_transposed` says so of A of an embedding; None for other modules."""
+    a, b = _pair(path, module, parts, is_transposed or False)
     if num_heads:
         if b.shape[0] % (2 * num_heads):
             raise ValueError(f"{path}: B of {module} has {b.shape[0]} rows, which are not those of {num_heads} heads")
         b = b[hub_order(range(b.shape[0]), b.shape[0] // num_heads)]
-    return AdapterModule(a, b, None, alpha / a.shape[0] if alpha else 1.0)
+    return AdapterModule(a, b, None, _scale(alpha, a.shape[0]), is_transposed is not None)
+
+
+def _experts(path: Path, tensor: str, parts: dict[str, Tensor], alpha: float) -> ExpertMatrices:
+    """Returns the adapters of all experts, in the form of PEFT."""
+    a, b = _pair(path, tensor, parts)
+    if len(a) != len(b):
+        raise ValueError(f"{path}: A of {tensor} has {len(a)} experts, and B has {len(b)}")
+    return ExpertMatrices(a.flatten(0, 1), b.permute(1, 2, 0).flatten(1), lambda _, rank: _scale(alpha, rank), tensor)
+
+
+def _pair(path: Path, module: str, parts: dict[str, Tensor], is_transposed: bool = False) -> tuple[Tensor, Tensor]:
+    """Returns A and B. Raises ValueError if one is missing, or if their ranks differ."""
+    if missing := {"A", "B"} - parts.keys():
+        raise ValueError(f"{path} has only one matrix for {module}: {missing.pop()} is missing")
+    a, b = parts["A"].T if is_transposed else parts["A"], parts["B"]
+    if a.shape[-2] != b.shape[-1]:
+        raise ValueError(
+            f"{path}: the matrices of {module} do not fit together; A is [r, K], B [N, r]; got {list(a.shape)} and "
+            f"{list(b.shape)}"
+        )
+    return a, b
+
+
+def _scale(alpha: float, rank: int) -> float:
+    return alpha / rank if alpha else 1.0

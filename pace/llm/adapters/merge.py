@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,11 +82,13 @@ class MergedReader:
     # -- what is changed
 
     def _merge_modules(self, model: Model, weights: AdapterWeights) -> None:
-        experts = ExpertTensors(model)
+        experts, ignored = ExpertTensors(model), list(model.ignored())
         for path, tensor in tensors_of(model, weights.modules).items():
             module = weights.modules[path]
             if tensor in self._sources and tensor in self._targets:
                 self._merge(path, tensor, module)
+            elif tensor in self._sources and any(re.fullmatch(pattern, tensor) for pattern in ignored):
+                continue  # of no effect, as the pooler of an encoder
             elif tensor in experts.parts:
                 self._merge_expert(path, experts.parts[tensor][0], module)
             else:

@@ -157,18 +157,26 @@ def _check_tying(path: Path, modules: Mapping[str, AdapterModule], config: PeftC
 
 def _read_whole(file: SafetensorsFile | TorchFile, source: str, config: PeftConfig, base: Base) -> Tensor | None:
     """Returns a tensor of a module that was trained in full; None for the base's own. Raises for any other one."""
-    name = _base_name(source)
+    name, copy = _base_name(source), file.read(source).view(file.tensors[source].shape)
     try:
-        own = base(name)
+        own, is_known = base(name), True
     except KeyError:
+        own, is_known = None, False
+    if own is not None and own.shape == copy.shape and _are_equal(own, copy):
+        return None
+    is_trained = config.was_trained_in_full(name)
+    if is_trained and copy.dim() > 2:
+        raise NotImplementedError(
+            f"{file.path} has {source[:200]!r} in full, {list(copy.shape)}, as modules_to_save asks in "
+            f"{config.path.name}: experts and convolutions trained in full are not implemented; merge the adapter with "
+            "PEFT's merge_and_unload"
+        )
+    if not is_known:
         raise ValueError(
             f"{file.path} has the tensor {source[:200]!r}, which is neither a part of a LoRA adapter nor in the base "
             "model"
-        ) from None
-    copy = file.read(source).view(file.tensors[source].shape)
-    if own is not None and own.shape == copy.shape and _are_equal(own, copy):
-        return None
-    if config.was_trained_in_full(name) and (own is None or own.shape == copy.shape):
+        )
+    if is_trained and (own is None or own.shape == copy.shape):
         return _read(file, source)
     if own is None:
         raise ValueError(

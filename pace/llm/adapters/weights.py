@@ -52,6 +52,8 @@ class ExpertMatrices:
     """`[N, r E]`: a column of each expert, then the next column of each."""
     scale: Callable[[str, int], float]
     """Returns the scale, given the path of the tensor and r."""
+    tensor: str = ""
+    """Name of the tensor below the module of all experts, such as "up_proj.weight"; empty if the shapes say it."""
 
     def fits(self, num_experts: int, n: int, k: int) -> bool:
         """True if these are adapters of experts with matrices `[n, k]`."""
@@ -75,8 +77,8 @@ class AdapterWeights:
     """Module path -> its weights. A path is the name of the base's tensor without ".weight", in the base's class as it
     was trained: "model.layers.0.self_attn.q_proj"."""
     experts: Mapping[str, Sequence[ExpertMatrices]] = field(default_factory=dict)
-    """Path of a mixture's experts -> their adapters, of one tensor each. The shapes say which: gate and up come before
-    down. Only for merging."""
+    """Path of a mixture's experts -> their adapters, of one tensor each. Where the shapes say which, gate and up come
+    before down. Only for merging."""
     wholes: Mapping[str, Tensor] = field(default_factory=dict)
     """Name of a tensor -> what it becomes, for modules that were trained in full. Only for merging."""
 
@@ -101,7 +103,8 @@ class AdapterWeights:
             add((path, float(module.scale), module.of_embedding), parts)
         for path, of_tensors in sorted(self.experts.items()):
             for matrices in of_tensors:
-                add(("experts", path, matrices.scale(path, 1)), [matrices.a, matrices.b])
+                scales = matrices.scale(path, 1), matrices.scale(path, 2)
+                add(("experts", path, matrices.tensor, scales), [matrices.a, matrices.b])
         for name, whole in sorted(self.wholes.items()):
             add(("whole", name), [whole])
         return digest.hexdigest()

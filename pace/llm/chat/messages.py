@@ -123,7 +123,8 @@ def _with_names(turns: Iterable[Said]) -> Iterator[Said]:
         if turn.role == "tool" and not turn.others.get("name"):
             own = [call for call in calls if turn.call_id in (None, "", call.id)][:1]
             calls = [call for call in calls if call not in own]
-            turn = replace(turn, others={**turn.others, **{"name": call.name for call in own}})
+            if own:
+                turn = replace(turn, others={**turn.others, "name": own[0].name})
         yield turn
 
 

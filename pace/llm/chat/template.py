@@ -28,8 +28,7 @@ from pace.llm.chat.messages import (
 from pace.llm.chat.reasoning import Reasoning, detect_reasoning
 from pace.llm.chat.rendering import Rendering, TemplateRefusal, log_moved_instructions, plain_message
 from pace.llm.chat.tools import Tool, ToolCall
-from pace.llm.processors.processor import MediaProcessor
-from pace.llm.processors.prompts import NOUNS, MediaPart, MediaPartError
+from pace.llm.processors.prompts import NO_MEDIA, NOUNS, MediaPart, PromptEncoder
 from pace.naming import check_text
 
 _PROBE = Tool("zq_probe", "", {"type": "object", "properties": {"zq_key": {"type": "string"}}})
@@ -78,11 +77,9 @@ class ChatTemplate:
     """Renders messages as clients write them: content is a string, None or parts of type text, image or audio. The
     arguments of calls are JSON text. The forms that a template needs instead are found by trying."""
 
-    def __init__(
-        self, tokenizer: Any, format: ToolFormat | None = None, processors: Mapping[str, MediaProcessor] | None = None
-    ) -> None:
-        """`format` overrides the detected format. `processors` are those of the kinds of media that the model takes.
-        Raises ValueError if the tokenizer has no template."""
+    def __init__(self, tokenizer: Any, format: ToolFormat | None = None, encoder: PromptEncoder = NO_MEDIA) -> None:
+        """`format` overrides the detected format. `encoder` knows the media that the model takes. Raises ValueError if
+        the tokenizer has no template."""
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError(
                 "this model has no chat template: it was not made for conversations; give it plain text (`pace "
@@ -90,7 +87,8 @@ class ChatTemplate:
             )
         self.tokenizer = tokenizer
         self._format = format
-        self._rendering = Rendering(tokenizer, processors or {})
+        self._encoder = encoder
+        self._rendering = Rendering(tokenizer, encoder.processors)
 
     @cached_property
     def source(self) -> str:
@@ -143,8 +141,7 @@ class ChatTemplate:
         options = {"add_generation_prompt": begin_answer, **(variables or {})}
         given = read_messages(messages)
         for part in (part for turn in given for _, part in turn.media):
-            if part.kind not in self._rendering.processors:
-                raise MediaPartError(part, f"this model takes no {NOUNS[part.kind]}")
+            self._encoder.check_kind(part)
         for said in instruction_forms(given):
             way, lost = self._choose_way(said, tools, options, continue_answer)
             if lost is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class CausalEmbedder:
                 )
             check_texts(self, texts)
             rows = [RowCollector(self._ops, LAST) for _ in texts]
-            ended = [TextTokens(self._without_padding(text.tokens)) for text in texts]
+            ended = [replace(text, tokens=self._without_padding(text.tokens)) for text in texts]
             return self._start(ended, rows, self.num_labels, lambda x: classifier(self._ops, x))
         if isinstance(what, str) or not what:
             raise ValueError(f"pooling must be a tuple of one or more names; got {what!r}")
@@ -104,7 +105,7 @@ class CausalEmbedder:
         """Starts a sequence for each text. The future gets `finish` of the rows of all. `width`: columns of a
         result. With `shares`, what all texts begin with is computed first, by a sequence of its own."""
         engine = self._driver.engine
-        sequences = [_sequence(text.tokens, strategy, engine) for text, strategy in zip(texts, strategies)]
+        sequences = [_sequence(text, strategy, engine) for text, strategy in zip(texts, strategies)]
         job = _Job(self._driver, sequences, strategies, finish)
         if not sequences:
             job.future.set_result(torch.empty(0, width))
@@ -127,7 +128,8 @@ class CausalEmbedder:
         sharers = [sequence for sequence in sequences if regime(len(sequence.tokens)) == regime(num_shared + 1)]
         if len(sharers) < 2:
             return []
-        leader = _sequence(texts[0].tokens[: num_shared + 1], RowCollector(self._ops, LAST), engine)
+        beginning = replace(texts[0], tokens=texts[0].tokens[: num_shared + 1])
+        leader = _sequence(beginning, RowCollector(self._ops, LAST), engine)
         leader.share_prompt(sharers)
         return [leader]
 
@@ -139,8 +141,9 @@ def common_prefix(rows: Sequence[Sequence[int]]) -> int:
     return next((index for index in range(most) if first[index] != last[index]), most)
 
 
-def _sequence(tokens: Sequence[int], strategy: TextStrategy, engine: Engine) -> EngineSequence:
-    sequence = EngineSequence(list(tokens), strategy, NeverStops(), engine.max_length)
+def _sequence(text: TextTokens, strategy: TextStrategy, engine: Engine) -> EngineSequence:
+    sequence = EngineSequence(list(text.tokens), strategy, NeverStops(), engine.max_length)
+    sequence.cache_salt = text.cache_salt
     sequence.takes_rows, sequence.wanted_from = strategy.takes_rows, strategy.wanted_from
     return sequence
 

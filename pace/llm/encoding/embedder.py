@@ -30,6 +30,8 @@ class TextTokens:
     """The type of each token: 0, or 1 in the second text of a pair. None: all are 0."""
     task: str | None = None
     """A task of the model, whose adapter its rows have. None: the rows of the model without adapters."""
+    cache_salt: str | None = None
+    """Texts with different salts share no cached prefixes."""
 
     def __len__(self) -> int:
         return len(self.tokens)

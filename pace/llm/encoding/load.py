@@ -12,7 +12,7 @@ from pace.llm.encoding.encoder_driver import EncoderDriver
 from pace.llm.encoding.steps import MAX_LENGTH
 from pace.llm.loading.checkpoint import Checkpoint, errors_about
 from pace.llm.loading.find import find_checkpoint
-from pace.llm.loading.load import check_paths, find_tokenizer, warn_of_missing_kernels, weights_file
+from pace.llm.loading.load import check_paths, find_tokenizer, read_merged, warn_of_missing_kernels, weights_file
 from pace.llm.loading.model import check_fits, fill_model, make_encoder
 from pace.llm.loading.options import LoadOptions, use_threads
 from pace.llm.models.encoders.encoder import Encoder
@@ -52,10 +52,11 @@ def open_encoder(
     encoder, checkpoint = make(find_checkpoint(options.model_name_or_path, **options.hub, check=make))
     if checkpoint.gguf is None:  # the headers of other formats were not read yet
         CheckpointReader(checkpoint.path).close()
+    merged = read_merged(options, checkpoint)
     tokenizer = find_tokenizer(options, checkpoint, encoder)
     check(tokenizer, encoder, checkpoint)
     checkpoint.forget_vocabulary()
-    fill_model(encoder, checkpoint, threads, options.progress)
+    fill_model(encoder, checkpoint, threads, options.progress, merged)
     runner = EncoderRunner(encoder, options.backend, tasks=_read_tasks(encoder, checkpoint))
     driver = EncoderDriver(runner, options.max_seq_len)
     return LoadedEncoder(driver, tokenizer, checkpoint)

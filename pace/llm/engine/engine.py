@@ -39,11 +39,11 @@ class Engine:
         max_seq_len: int | None = None,
         media_cache_bytes: int = MEDIA_CACHE_BYTES,
     ) -> None:
-        """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length`, `rope_regime`,
-        `kept_width` and `towers`. For sequences that take rows, also `final_rows(batch)` and `logits(rows, routing)`;
-        for those with adapters, `adapters`, its `AdapterSlots`. If it has any towers, also `encode(media)`,
-        `angle_positions(media, start, end)`, `whole_media` and `sees_beyond_windows`. `scheduler` works on `cache`.
-        `max_seq_len` is at most the model's."""
+        """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `length_field`, `recompute_length`,
+        `rope_regime`, `kept_width` and `towers`. For sequences that take rows, also `final_rows(batch)` and
+        `logits(rows, routing)`; for those with adapters, `adapters`, its `AdapterSlots`. If it has any towers, also
+        `encode(media)`, `angle_positions(media, start, end)`, `whole_media` and `sees_beyond_windows`. `scheduler`
+        works on `cache`. `max_seq_len` is at most the model's."""
         self.model = model
         self.ops = ops
         self.cache = cache
@@ -100,7 +100,7 @@ class Engine:
         """Explains why a sequence cannot have `num_tokens` tokens, more than `max_length`, and how to fix it."""
         positions, cache = self.model.max_position_embeddings, self.cache
         if num_tokens > positions:
-            return f"this model has no more positions (max_position_embeddings={positions}); shorten the text"
+            return f"this model has no more positions ({self.model.length_field}={positions}); shorten the text"
         if self.max_seq_len is not None and num_tokens > self.max_seq_len:
             return f"the model was loaded with max_seq_len={self.max_seq_len}; raise it, or shorten the text"
         wanted = cache.bytes_for(num_tokens) + self.drafter.bytes_for(num_tokens)

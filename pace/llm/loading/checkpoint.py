@@ -16,6 +16,7 @@ from pace.checkpoints.digest import checkpoint_digest
 from pace.checkpoints.files import Version, read_json_object
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.checkpoints.gguf.file import is_gguf
+from pace.checkpoints.gguf.projectors.registry import TEXT_ARCHITECTURES
 from pace.checkpoints.quantized import Method
 from pace.checkpoints.quantized.reader import QuantizedCheckpoint, check_not_quantized
 from pace.checkpoints.reader import CheckpointReader
@@ -34,6 +35,9 @@ class Checkpoint:
         """With `media`, a GGUF file has the towers of its mmproj file: of `mmproj`, or of one that is found."""
         self.path = Path(path)
         self._media, self._mmproj = media, mmproj
+        self.missing_towers = ""
+        """Why a GGUF file has no towers, and what to do; empty for one that has some or never has any. It names no
+        folder, since clients may read it."""
         self._loaded: dict[Path, Version] = {}
         """The files of weights, as they were when the weights were opened."""
 
@@ -51,7 +55,7 @@ class Checkpoint:
         if self._mmproj is not None:
             checkpoint.add_towers(Path(self._mmproj).expanduser())
         elif self._media:
-            _add_found_towers(checkpoint)
+            self.missing_towers = _add_found_towers(checkpoint)
         return checkpoint
 
     @cached_property
@@ -109,16 +113,26 @@ class Checkpoint:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _add_found_towers(checkpoint: GgufCheckpoint) -> None:
-    """Adds the towers of the best mmproj file that belongs to a GGUF file. If there are others only, warns."""
-    problems = []
+def _add_found_towers(checkpoint: GgufCheckpoint) -> str:
+    """Adds the towers of the best mmproj file that belongs to a GGUF file. If there are others only, warns. Returns why
+    no towers were added, as `Checkpoint.missing_towers`."""
+    problems: dict[str, str] = {}
     for path in find_mmproj(checkpoint.path):
         try:
-            return checkpoint.add_towers(path)
+            checkpoint.add_towers(path)
+            return ""
         except (ValueError, NotImplementedError, OSError) as error:
-            problems.append(str(error))
+            problems[path.name] = str(error)
+    name, advice = checkpoint.path.name, "into the same folder, or give its path as mmproj= (--mmproj)"
     if problems:
-        logger.warning("this model takes no images or sound: %s", problems[0])
+        logger.warning("this model takes no images or sound: %s", next(iter(problems.values())))
+        return f"{', '.join(problems)} does not belong to {name}; put its own mmproj file {advice}"
+    if checkpoint.metadata.text("general.architecture") not in TEXT_ARCHITECTURES:
+        return ""
+    return (
+        f"{name} has no tower, and no mmproj file was found; if the model is made for images or sound, put its mmproj "
+        f"file, such as mmproj-F16.gguf, {advice}"
+    )
 
 
 @contextmanager
@@ -161,6 +175,8 @@ def _what_is_there(directory: Path) -> str:
     if not directory.is_dir():
         return ""
     names = sorted(entry.name for entry in directory.iterdir())
+    if "adapter_config.json" in names:
+        return "; it has a LoRA adapter: load the model that this was trained for, and give it as the adapter"
     nested = [name for name in names if (directory / name / "config.json").is_file()]
     return f" (perhaps {nested[0]!r} inside it)" if nested else f" (it has {some(names)})"
 

@@ -81,7 +81,7 @@ def load_model(options: LoadOptions) -> BaseModelForCausalLM:
     """
     threads = use_threads(options.num_threads, options.pin_threads)
     model, checkpoint = _find_model(options)
-    fill_model(model, checkpoint, threads, options.progress, _read_merged(options, checkpoint))
+    fill_model(model, checkpoint, threads, options.progress, read_merged(options, checkpoint))
     return model
 
 
@@ -105,7 +105,7 @@ def open_model(
     model, checkpoint = _find_model(options, embeds)
     if checkpoint.gguf is None:  # the headers of other formats were not read yet
         CheckpointReader(checkpoint.path).close()
-    merged = _read_merged(options, checkpoint)
+    merged = read_merged(options, checkpoint)
     tokenizer = find_tokenizer(options, checkpoint, model)
     check_tokenizer(tokenizer)
     defaults = SamplingConfig() if embeds else _read_defaults(checkpoint, tokenizer, model)
@@ -137,7 +137,7 @@ def open_model(
     )
     engine.model.adapters = AdapterSlots(model, options.max_adapters, options.max_lora_rank)
     engine.identity = _identity(options, model, checkpoint, threads, merged)
-    encoder = _make_encoder(options, processors, model, tokenizer)
+    encoder = _make_encoder(options, processors, model, tokenizer, checkpoint.missing_towers)
     return Loaded(model, engine, tokenizer, defaults, checkpoint, encoder)
 
 
@@ -166,13 +166,14 @@ def _find_placeholders(model: BaseModelForCausalLM, processors: Processors, toke
 
 
 def _make_encoder(
-    options: LoadOptions, processors: Processors, model: BaseModelForCausalLM, tokenizer: Any
+    options: LoadOptions, processors: Processors, model: BaseModelForCausalLM, tokenizer: Any, missing: str
 ) -> PromptEncoder:
-    """Makes the encoder of prompts, with the processors of the towers that the model has."""
+    """Makes the encoder of prompts, with the processors of the towers that the model has. `missing`: as
+    `Checkpoint.missing_towers`."""
     kinds = {tower.kind for tower in model.towers}
     found = {kind: processor for kind, processor in processors.of_kind.items() if kind in kinds}
     if not found or tokenizer is None:
-        return NO_MEDIA
+        return PromptEncoder(Processors(missing=missing))
     return PromptEncoder(Processors(**found), tokenizer, options.max_image_tokens)
 
 
@@ -252,7 +253,8 @@ def _check_length(options: LoadOptions, model: BaseModelForCausalLM) -> None:
     most = model.max_position_embeddings
     if options.max_seq_len is not None and not 2 <= options.max_seq_len <= most:
         raise ValueError(
-            f"max_seq_len must be from 2 to {most}, the number of positions in config.json; got {options.max_seq_len}"
+            f"max_seq_len must be from 2 to {most}, which is {model.length_field} in config.json; got "
+            f"{options.max_seq_len}"
         )
 
 
@@ -269,7 +271,7 @@ def _tokenizer_path(options: LoadOptions, checkpoint: Checkpoint) -> Path:
     return find_checkpoint(options.tokenizer_name_or_path, **options.hub | {"revision": None}, weights=False)
 
 
-def _read_merged(options: LoadOptions, checkpoint: Checkpoint) -> AdapterWeights | None:
+def read_merged(options: LoadOptions, checkpoint: Checkpoint) -> AdapterWeights | None:
     """The adapter to merge into the weights; None for none."""
     return None if options.adapter is None else read_adapter(options.adapter, str(options.adapter), checkpoint)
 

@@ -102,6 +102,11 @@ class BaseModelForCausalLM(Model):
         return self.config.max_length
 
     @property
+    def length_field(self) -> str:
+        """Name of the config's field that sets this maximum, for messages."""
+        return self.config.length_field
+
+    @property
     def recompute_length(self) -> int | None:
         """Length at which a sequence that started shorter is recomputed as a prompt, because the angles of its earlier
         tokens change there. None for never."""

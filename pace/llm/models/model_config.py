@@ -353,6 +353,11 @@ class ModelConfig:
         return self.max_position_embeddings
 
     @property
+    def length_field(self) -> str:
+        """Name of the field that sets `max_length`, for messages."""
+        return "max_position_embeddings"
+
+    @property
     def embedding_scale(self) -> float:
         """Factor of the embeddings."""
         return 1.0

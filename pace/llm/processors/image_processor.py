@@ -106,6 +106,10 @@ class ImageProcessor:
         each other."""
         return self
 
+    def among(self, num_images: int) -> Any:
+        """Returns the processor for each image of a prompt with this number of images, from 1 on."""
+        return self
+
     @property
     def least_tokens(self) -> int:
         """Tokens that every image has at least, however small it is made."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -155,8 +155,8 @@ class LlavaNextImageProcessor(LlavaImageProcessor):
 
 @dataclass(frozen=True, kw_only=True)
 class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
-    """Processor of LLaVA-OneVision. Each image of a prompt has tiles, as the one of transformers prepares a plain list
-    of images."""
+    """Processor of LLaVA-OneVision. The only image of a prompt has tiles. Each of several is a square with edges in the
+    mean color, and has one tile, as in a conversation of transformers."""
 
     only: ClassVar[Mapping[str, tuple]] = ONLY | backends("LlavaOnevisionImageProcessor")
 
@@ -171,6 +171,13 @@ class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
         made = super().from_dict(raw, file)
         return made if raw.get("crop_size") is not None else replace(made, crop_size=made.stretched)
 
+    def among(self, num_images: int) -> LlavaImageProcessor:
+        if num_images == 1:
+            return self
+        shared = {field.name: getattr(self, field.name) for field in fields(LlavaImageProcessor)}
+        # The tower adds a row after those of the tile.
+        return LlavaImageProcessor(**shared | {"do_pad": True, "num_tokens": self.num_tokens + 1})
+
     def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
-        """The arrays of LLaVA-NeXT, and ones: `batch_num_images` int64 `[images]`."""
+        """The arrays of LLaVA-NeXT for images of a prompt each, and ones: `batch_num_images` int64 `[images]`."""
         return super().arrays(media) | {"batch_num_images": np.ones(len(media), np.int64)}

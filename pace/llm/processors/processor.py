@@ -37,6 +37,10 @@ class MediaProcessor(Protocol):
         """Tokens that every medium has at least, however small it is made."""
         return 1
 
+    def among(self, num_images: int) -> MediaProcessor:
+        """Returns the processor for each image of a prompt with this number of images, from 1 on."""
+        return self
+
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes and prepares one medium. `max_tokens` lowers the checkpoint's own limit.
 
@@ -94,6 +98,8 @@ class Processors:
 
     image: MediaProcessor | None = None
     audio: MediaProcessor | None = None
+    missing: str = ""
+    """Why a model that may take media takes none, and what to do; empty otherwise."""
 
     @property
     def of_kind(self) -> dict[str, MediaProcessor]:
@@ -103,7 +109,11 @@ class Processors:
     def check_kind(self, kind: str) -> None:
         """Raises ValueError if the model does not take media of that kind."""
         if kind not in self.of_kind:
-            raise ValueError(f"this model takes no {NOUNS[kind]}")
+            raise ValueError(self.refusal(kind))
+
+    def refusal(self, kind: str, model: str = "this model") -> str:
+        """The message for media of a kind that the model does not take."""
+        return f"{model} takes no {NOUNS[kind]}" + (f": {self.missing}" if self.missing else "")
 
     def __call__(self, images: Any = None, audio: Any = None) -> dict[str, np.ndarray]:
         """Prepares images and clips, one or a list of each, with the checkpoint's own limits of tokens.

@@ -130,7 +130,8 @@ class PromptEncoder:
         The text must have one marker for each medium, those of a kind in the order of `parts`. Raises ValueError
         for another number of them, since a user may have typed one. Raises MediaPartError, TypeError and OSError for
         media that cannot be read."""
-        media = [self._count(part) for part in parts]
+        num_images = sum(part.kind == "image" for part in parts)
+        media = [self._count(part, num_images) for part in parts]
         text = self.all.expand(text, media)
         tokens = list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
         if not media and all(number not in tokens for number in self._ids.values()):
@@ -149,14 +150,15 @@ class PromptEncoder:
     def check_kind(self, part: MediaPart, model: str = "this model") -> None:
         """Raises MediaPartError for a kind of media that is not taken."""
         if part.kind not in self.all.of_kind:
-            raise MediaPartError(part, f"{model} takes no {NOUNS[part.kind]}")
+            raise MediaPartError(part, self.all.refusal(part.kind, model))
         if part.kind not in self.processors:
             raise MediaPartError(part, f"{model} takes {NOUNS[part.kind]}, but it was started without them")
 
-    def _count(self, part: MediaPart) -> CountedMedia:
+    def _count(self, part: MediaPart, num_images: int) -> CountedMedia:
         self.check_kind(part)
         processor, max_tokens = self.processors[part.kind], None
         if part.kind == "image":
+            processor = processor.among(num_images)
             low = max(LOW_DETAIL_TOKENS, processor.least_tokens)
             limits = [self.max_image_tokens, low if part.detail == "low" else None]
             max_tokens = min((limit for limit in limits if limit is not None), default=None)

@@ -71,6 +71,10 @@ class ModelRunner(ABC):
         return self.model.max_position_embeddings
 
     @property
+    def length_field(self) -> str:
+        return self.model.length_field
+
+    @property
     def recompute_length(self) -> int | None:
         return self.model.recompute_length
 

@@ -33,7 +33,8 @@ class EncodingEndpoint(Endpoint):
     ) -> None:
         name = service.check_model(request.model)
         job = request.to_job(service.limits)
-        encoded = await service.encode(job, (scope.get("pace") or {}).get("key"))
+        client = scope.get("pace") or {}
+        encoded = await service.encode(job, client.get("salt"), client.get("key"))
         Access.of(scope).answer = encoded
         envelope = Envelope.new(self.id_prefix, name, "")
         body = await service.work(lambda: dumps(self.form(request, encoded, envelope, service.labels)))

@@ -7,6 +7,7 @@ import copy
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -182,14 +183,14 @@ class EmbeddingService(ModelService):
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
-    async def encode(self, job: EncodingJob, key: str | None = None) -> Encoded:
-        """Returns the values of a job. `key` is the client's. Raises ApiError."""
+    async def encode(self, job: EncodingJob, salt: str | None = None, key: str | None = None) -> Encoded:
+        """Returns the values of a job. `salt` and `key` are the client's. Raises ApiError."""
         model = self.loaded
         self.check_priority(job.priority)
         self._check(job, model)
         begin = time.perf_counter()
         with self._cancellable(), self.admission.request(key):
-            texts = await self._read(job)
+            texts = [replace(text, cache_salt=salt) for text in await self._read(job)]
             num_tokens = [len(text.tokens) for text in texts]
             async with self.admission.rows(min(len(texts), MAX_ROWS), sum(num_tokens), job.priority):
                 values = await self._compute(job, model, texts)

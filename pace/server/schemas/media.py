@@ -32,6 +32,8 @@ MAGIC: dict[str, Callable[[bytes], bool]] = {
 SAME = {"image/jpg": "image/jpeg"}
 """A usual misspelling."""
 IMAGE_TYPES = tuple(name for name in MAGIC if name.startswith("image/"))
+ANY_IMAGE = "image"
+"""The media type in Qwen's own examples; the first bytes say which image it is."""
 AUDIO_FORMATS = tuple(name.removeprefix("audio/") for name in MAGIC if name.startswith("audio/"))
 DETAILS = {None: "auto", "auto": "auto", "low": "low", "high": "high", "original": "high"}
 """Values of `detail`. Images keep their size in "high", up to the server's limit, and so they do in "original"."""
@@ -43,7 +45,10 @@ REFUSED = {
     **dict.fromkeys(("audio_url", "audio"), "send sound as input_audio"),
 }
 """Types of parts that are refused by name."""
-_DATA_URL = re.compile(r"data:([a-z]+/[a-z0-9.+-]+);base64,", re.IGNORECASE)
+_DATA_URL = re.compile(r"data:([a-z]+/[a-z0-9.+-]+|image)(?:;[a-z0-9-]+=[^;,\s]*)*;base64,", re.IGNORECASE)
+"""A media type, parameters, which have no effect, and the word that says that base64 follows."""
+MAX_HEAD = 256
+"""Maximum number of characters before the base64 of a data: URL."""
 
 
 class RequestMedia:
@@ -78,7 +83,7 @@ class RequestMedia:
         if isinstance(kind, str) and kind in TEXTS and isinstance(part.get("text"), str):
             return part["text"]
         if isinstance(kind, str) and kind in REFUSED:
-            raise unsupported(place, f"is of type {kind}: {REFUSED[kind]}")
+            raise unsupported(place, f"the part is of type {kind}: {REFUSED[kind]}")
         reader = _READERS.get(kind) if isinstance(kind, str) else None
         if reader is None:
             raise invalid(
@@ -109,8 +114,9 @@ class RequestMedia:
             ) from None
         if not found:
             raise invalid(place, "has no data")
-        if not MAGIC[media_type](found[:16]):
-            raise invalid(place, f"is not {media_type}, as its first bytes show")
+        types = IMAGE_TYPES if media_type == ANY_IMAGE else (media_type,)
+        if not any(MAGIC[name](found[:16]) for name in types):
+            raise invalid(place, f"is not {' or '.join(types)}, as its first bytes show")
         return found
 
 
@@ -148,7 +154,7 @@ def _image_url(part: Mapping[str, Any], place: str) -> tuple[str, str, str]:
     """Reads OpenAI's forms: a URL, or an object with `url` and `detail`."""
     given, detail = part.get("image_url"), part.get("detail")
     if part.get("file_id") is not None:
-        raise unsupported(place, "has a file_id, and files are not stored here; send the image as a data: URL")
+        raise unsupported(place, "the image has a file_id, and files are not stored here; send it as a data: URL")
     if isinstance(given, Mapping):
         given, detail = given.get("url"), given.get("detail")
     if not isinstance(given, str):
@@ -163,12 +169,12 @@ def _data_url(url: str, place: str) -> tuple[str, str]:
     scheme = url[:32].partition(":")[0].lower() if ":" in url[:32] else ""
     if scheme in ("http", "https", "ftp", "file"):
         what = "the path of a file" if scheme == "file" else "an address in the network"
-        raise unsupported(place, f"is {what}, which this server does not read; {form}")
-    found = _DATA_URL.match(url[:128])
+        raise unsupported(place, f"the image is {what}, which this server does not read; {form}")
+    found = _DATA_URL.match(url[:MAX_HEAD])
     if found is None:
         raise invalid(place, f"is not a data: URL in base64; {form}")
     media_type = SAME.get(found[1].lower(), found[1].lower())
-    if media_type not in IMAGE_TYPES:
+    if media_type not in (*IMAGE_TYPES, ANY_IMAGE):
         raise invalid(place, f"has the media type {media_type[:40]}; {form}")
     return media_type, url[found.end() :]
 
@@ -178,7 +184,9 @@ def _anthropic_image(part: Mapping[str, Any], place: str) -> tuple[str, str, str
     source = part.get("source")
     kind = source.get("type") if isinstance(source, Mapping) else None
     if kind in ("url", "file"):
-        raise unsupported(place, f"has a source of type {kind}, which this server does not read; send it as base64")
+        raise unsupported(
+            place, f"the image has a source of type {kind}, which this server does not read; send it as base64"
+        )
     if kind != "base64":
         raise invalid(place, "must have a source of type base64, with media_type and data")
     media_type, data = source.get("media_type"), source.get("data")
@@ -187,7 +195,7 @@ def _anthropic_image(part: Mapping[str, Any], place: str) -> tuple[str, str, str
     if not isinstance(data, str):
         raise invalid(place, "must have its data as a string in base64")
     if part.get("transformations"):
-        raise unsupported(place, "has transformations, which are not supported; send the image as it should be seen")
+        raise unsupported(place, "the image has transformations, which are not supported; send it as it should be seen")
     return media_type, data, "auto"
 
 

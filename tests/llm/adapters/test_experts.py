@@ -145,8 +145,20 @@ def test_embedding_and_head_trained_as_one_matrix(tmp_path):
 def test_convolutions_are_compared_and_refused(tmp_path):
     base = save_tiny(tmp_path / "base", "qwen3_next", {})
     adapted_by(base, tmp_path / "adapter", target_modules=["q_proj"], modules_to_save=["conv1d"])
-    with pytest.raises(ValueError, match=r"conv1d.*must be a matrix or a vector of floats; it has the shape \[184, 1"):
+    with pytest.raises(NotImplementedError, match=r"conv1d.*in full, \[184, 1, 4\].*convolutions trained in full are"):
         read(tmp_path / "base", tmp_path / "adapter")
+
+
+def test_experts_trained_in_full_are_refused_by_name(tmp_path):
+    """Whether the checkpoint has a tensor of all experts or not."""
+    base = save_tiny(tmp_path / "base", "qwen3_moe", {})
+    adapted_by(base, tmp_path / "adapter", target_modules=["q_proj"], modules_to_save=["experts"])
+    state = load_file(tmp_path / "base" / "model.safetensors")
+    for found in (state, stacked(state)):
+        with pytest.raises(
+            NotImplementedError, match=r"mlp\.experts\.\w+' in full, .* as modules_to_save asks.*experts "
+        ):
+            read_peft(tmp_path / "adapter", "x", found.__getitem__)
 
 
 def test_what_does_not_fit_is_refused(tmp_path):

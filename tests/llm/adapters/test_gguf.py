@@ -10,9 +10,17 @@ import torch
 from pace.assets import TINY
 from pace.llm.adapters.gguf import read_gguf
 from pace.llm.adapters.read import read_adapter
+from pace.llm.adapters.slots import AdapterSlots
+from pace.llm.adapters.weights import AdapterWeights
 from pace.llm.loading.checkpoint import Checkpoint
+from pace.llm.runners.program import ProgramRunner
+from tests.llm.models.variants import save_tiny
+from tests.llm.models.visit import TOLERANCE, relative_error
 
 gguf = pytest.importorskip("gguf")
+pytest.importorskip("peft")
+from tests.llm.adapters.test_families import prefill  # noqa: E402
+from tests.llm.adapters.test_merge import load  # noqa: E402
 
 CONFIG = Checkpoint(TINY).config
 HEADS = {"q": CONFIG["num_attention_heads"], "k": CONFIG["num_key_value_heads"]}
@@ -85,6 +93,40 @@ def test_half_precision_and_no_alpha(tmp_path):
         assert module.scale == 1.0 and torch.equal(module.b, pairs["attn_output"][1].half())
 
 
+def test_experts_and_embeddings(tmp_path):
+    """With shapes as convert_lora_to_gguf.py writes them. Gate and up have the same shape: the name says which."""
+    from safetensors.torch import load_file
+
+    save_tiny(tmp_path, "qwen3_moe", {"tie_word_embeddings": False})
+    generator = torch.Generator().manual_seed(1)
+    draw = lambda *shape: torch.randn(shape, generator=generator) * 0.3
+    state = load_file(tmp_path / "model.safetensors")
+    expected, tensors = dict(state), {}
+    for part in ("up", "down"):
+        names = sorted(name for name in state if "layers.1.mlp.experts." in name and f".{part}_proj" in name)
+        n, k = state[names[0]].shape
+        a, b = draw(len(names), 3, k), draw(len(names), n, 3)
+        tensors |= {f"blk.1.ffn_{part}_exps.weight.lora_{end}": pair for end, pair in (("a", a), ("b", b))}
+        expected |= {name: state[name].float() + 2 * b[e] @ a[e] for e, name in enumerate(names)}
+    table = "model.embed_tokens.weight"
+    (v, h), (a, b) = state[table].shape, (draw(len(state[table]), 3), draw(state[table].shape[1], 3))
+    tensors |= {"token_embd.weight.lora_a": a, "token_embd.weight.lora_b": b}
+    expected[table] = state[table].float() + 2 * a @ b.T
+    config = Checkpoint(tmp_path).config
+    weights = read_gguf(write(tmp_path / "a.gguf", tensors, "qwen3moe"), "x", config, None)
+    embedding = weights.modules["model.embed_tokens"]
+    assert embedding.of_embedding and (embedding.a.shape, embedding.b.shape) == ((3, v), (h, 3))
+    ids = torch.arange(2, 40)
+    ours, theirs, plain = (
+        prefill(ProgramRunner(load(tmp_path, *how)), ids)
+        for how in ((weights,), (None, torch.float32, None, expected), ())
+    )
+    assert relative_error(ours, theirs) < TOLERANCE < 0.01 < relative_error(plain, theirs)
+    with pytest.raises(NotImplementedError, match=r"layers\.1\.mlp\.experts.*merge=True"):
+        AdapterSlots(load(tmp_path)).check(weights)
+    AdapterSlots(load(tmp_path)).check(AdapterWeights("x", weights.modules))
+
+
 A, B = torch.ones(3, 256), torch.ones(256, 3)
 
 
@@ -96,8 +138,13 @@ A, B = torch.ones(3, 256), torch.ones(256, 3)
         ({"blk.0.attn_output.weight.lora_b": B}, {}, "A is missing"),
         ({"blk.0.attn_norm.weight": torch.ones(256)}, {}, "norms are not implemented"),
         ({"blk.0.attn_output.weight": B}, {}, "are not implemented in adapters"),
-        ({"token_embd.weight.lora_a": A}, {}, "adapters of embeddings"),
-        ({"blk.0.ffn_up_exps.weight.lora_a": A}, {}, "adapters of experts"),
+        ({"token_embd.weight.lora_a": A, "token_embd.weight.lora_b": B}, {}, "fit together"),
+        ({"blk.0.ffn_up_exps.weight.lora_a": A}, {}, "must be a matrix of each expert"),
+        (
+            {"blk.0.ffn_up_exps.weight.lora_a": A[None], "blk.0.ffn_up_exps.weight.lora_b": B.expand(2, -1, -1)},
+            {},
+            "A of up_proj.weight has 1 experts, and B has 2",
+        ),
         ({"blk.0.attn_output.weight.lora_a": A[:2], "blk.0.attn_output.weight.lora_b": B}, {}, "fit together"),
         ({"blk.0.attn_q.weight.lora_a": A, "blk.0.attn_q.weight.lora_b": B[:7]}, {}, "not those of"),
         ({"blk.0.attn_output.weight.lora_a": A * math.nan}, {}, "not finite"),

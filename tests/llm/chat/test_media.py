@@ -9,6 +9,7 @@ import pytest
 from pace.assets import TINY
 from pace.llm.chat import Tool
 from pace.llm.chat.template import ChatTemplate, TemplateRefusal
+from pace.llm.processors.prompts import PromptEncoder
 from pace.tokenizer.loading import load_tokenizer
 from tests.llm.fake_media import AUDIO, IMAGE, PARTS_TEMPLATE, MediaGenerator, Picture, fake_processors, png, runs, wav
 
@@ -32,7 +33,7 @@ def render(tokenizer):
     def render(template, messages, tools=(), kinds=("image", "audio")):
         mine = copy.deepcopy(tokenizer)
         mine.chat_template = template
-        return ChatTemplate(mine, None, fake_processors(*kinds).of_kind).render_media(messages, tools)
+        return ChatTemplate(mine, None, PromptEncoder(fake_processors(*kinds), mine)).render_media(messages, tools)
 
     return render
 

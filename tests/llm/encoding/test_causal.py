@@ -139,6 +139,17 @@ def test_a_common_beginning_is_computed_once(saved, monkeypatch):
             model.generator.driver.call(lambda engine: engine.check_idle()).result(60)
 
 
+def test_texts_of_different_salts_share_no_prefix(saved, monkeypatch):
+    start = np.random.default_rng(5).integers(0, 200, 64).tolist()
+    with LLMModel(saved[0], dtype="float32", progress=False, kv_cache_bytes="64MiB") as model:
+        embedder, counted = model.embedding_model.embedder, Counted(model, monkeypatch)
+        rows = []
+        for end, salt in enumerate((None, "a", "b", "a", None)):
+            rows.append(embedder.rows([TextTokens((*start, 201 + end), cache_salt=salt)], LAST))
+        assert counted.tokens == 3 * 65 + 2
+        assert torch.equal(embedder.rows([TextTokens((*start, 203), cache_salt="c")], LAST), rows[2])
+
+
 def test_scores_of_answers(saved, embedder):
     texts = random_texts()
     found = embedder.submit_answers(texts, (7, 9)).result(60)

@@ -91,6 +91,10 @@ def test_a_gguf_file_that_is_not_there_is_not_asked_for(text, hub, tmp_path, mon
 def test_a_directory_without_config(tmp_path):
     with pytest.raises(FileNotFoundError, match="no config.json"):
         read_config_json(tmp_path)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="no config.json.*; it has a LoRA adapter: load the model that"):
+        read_config_json(tmp_path / "adapter")
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner/config.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match="'inner'"):

@@ -37,6 +37,7 @@ class FakeEmbedder:
         self.gate.set()
         self.num_begun = self.num_texts = 0
         self.computed: list[tuple[int, ...]] = []
+        self.salts: list[str | None] = []
         self._threads = ThreadPoolExecutor(1)
 
     def submit(self, texts: Sequence[TextTokens], what: Any) -> Future[Tensor]:
@@ -48,6 +49,7 @@ class FakeEmbedder:
         assert self.gate.wait(PATIENCE)
         self.num_texts += len(texts)
         self.computed += [text.tokens for text in texts]
+        self.salts += [text.cache_salt for text in texts]
         rows = [row_of(text.tokens, self.num_labels if what == LOGITS else WIDTH) for text in texts]
         return torch.stack([-row if text.task else row for row, text in zip(rows, texts)])
 

@@ -190,3 +190,12 @@ def test_json_of_a_large_answer_is_one_line():
     with EncodingServing() as served:
         body = served.embed(["w4"] * 2048).body
         assert body.count(b"\n") == 0 and len(json.loads(body)["data"]) == 2048
+
+
+def test_each_key_has_a_salt_of_its_own():
+    with EncodingServing(keys=("first-key", "second-key")) as served:
+        for key in ("first-key", "second-key", "first-key"):
+            headers = {"authorization": f"Bearer {key}"}
+            assert served.ask("/v1/embeddings", {"input": ["w4", "w5"]}, **headers).status == 200
+        first, _, second, _, third, _ = salts = served.model.embedder.salts
+        assert first == third != second and None not in salts and salts[::2] == salts[1::2]

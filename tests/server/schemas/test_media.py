@@ -92,6 +92,15 @@ def test_types_of_images(media_type):
             assert error.message == f"messages[0].content[0] is not {media_type.lower()}, as its first bytes show"
 
 
+@pytest.mark.parametrize("head", ["image", "image/png;name=cat.png", "image/png;charset=utf-8;x="])
+def test_urls_with_parameters_and_without_the_kind_of_image(head):
+    """The first one is that of Qwen's examples."""
+    assert chat(image_url(data_url(PNG, head)))[0]["content"][0].source == PNG
+    assert "is not image/png" in refused(image_url(data_url(WAV, head))).message
+    if head == "image":
+        assert chat(image_url(data_url(GIF, head)))[0]["content"][0].source == GIF
+
+
 def test_a_usual_misspelling():
     assert chat(image_url(data_url(JPEG, "image/jpg")))[0]["content"][0].source == JPEG
 

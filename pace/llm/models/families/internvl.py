@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from pace.llm.models.families.gpt_oss import GptOssForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
+from pace.llm.models.families.phi3 import Phi3ForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3ForCausalLM
 from pace.llm.models.families.qwen3_moe import Qwen3MoeForCausalLM
@@ -98,5 +99,6 @@ OfInternVL.of_text = {
     "qwen3": OfInternVL.of(Qwen3ForCausalLM),
     "qwen3_moe": OfInternVL.of(Qwen3MoeForCausalLM),
     "llama": OfInternVL.of(LlamaForCausalLM),
+    "phi3": OfInternVL.of(Phi3ForCausalLM),
     "gpt_oss": OfInternVL.of(GptOssForCausalLM),
 }

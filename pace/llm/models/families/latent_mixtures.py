@@ -114,6 +114,10 @@ class DeepseekV32Config(ListedLatentConfig):
     def max_length(self) -> int:
         return min(self.index_topk, super().max_length)
 
+    @property
+    def length_field(self) -> str:
+        return "index_topk" if self.index_topk < super().max_length else super().length_field
+
 
 class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
     Config = DeepseekV32Config

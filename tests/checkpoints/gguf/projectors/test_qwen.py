@@ -167,7 +167,15 @@ def test_the_file_in_the_folder_is_used(tmp_path, caplog):
     mmproj.rename(other)
     assert kinds(path) == [] and kinds(path, mmproj=other) == ["image"]
     assert not caplog.records
-    with load(path) as model, pytest.raises(ValueError, match="takes no images"):
+    missing = f"takes no images: {path.name} has no tower, and no mmproj file was found; .* such as mmproj-F16.gguf, "
+    with load(path) as model:
+        with pytest.raises(ValueError, match=missing):
+            model.generate({"prompt": "a<|image_pad|>", "images": [picture(8, 8)]})
+        with pytest.raises(
+            ValueError, match="was loaded without a tower.*leave out pixel_values; .*no mmproj file was"
+        ):
+            model.generate({"input_ids": torch.tensor([[5]]), "pixel_values": torch.zeros(4, 4)})
+    with load(path, media=False) as model, pytest.raises(ValueError, match="takes no images$"):
         model.generate({"prompt": "a<|image_pad|>", "images": [picture(8, 8)]})
 
 
@@ -183,6 +191,11 @@ def test_a_file_in_the_folder_that_does_not_belong_to_the_model(tmp_path, caplog
         assert kinds(path) == []
     assert "this model takes no images or sound: " in caplog.text
     assert f"{beside} does not belong to {path}: it has 0 layers of deepstack, and the model 2" in caplog.text
+    with (
+        load(path) as model,
+        pytest.raises(ValueError, match=f"no images: mmproj-a.gguf does not belong to {path.name}; "),
+    ):
+        model.generate({"prompt": "a<|image_pad|>", "images": [picture(8, 8)]})
 
 
 def test_the_command_line(tmp_path, capsys):

@@ -97,7 +97,9 @@ def their_processor(name: str, tokenizer: Any) -> Any:
 
 
 def inputs_of(processor: Any, prompt: str, images: list) -> dict[str, torch.Tensor]:
-    inputs = processor(text=prompt, images=images or None, return_tensors="pt", add_special_tokens=True)
+    """One prompt with its images, as `apply_chat_template` gives them to the processor."""
+    of_prompts = [images] if images else None
+    inputs = processor(text=[prompt], images=of_prompts, return_tensors="pt", add_special_tokens=True)
     return {key: value for key, value in inputs.items() if key != "mm_token_type_ids"}
 
 
@@ -109,8 +111,9 @@ def test_answers_about_pictures(name, tmp_path) -> None:
         theirs = their_processor(name, model.tokenizer)
         for prompt, images in PROMPTS:
             inputs = inputs_of(theirs, prompt, images)
+            arrays = theirs.image_processor(images, return_tensors="pt") if images else {}
             for key, array in (model.processor(images=images) if images else {}).items():
-                assert torch.equal(torch.from_numpy(array), torch.as_tensor(inputs[key])), key
+                assert torch.equal(torch.from_numpy(array), torch.as_tensor(arrays[key])), key
             expected += run(model, inputs, NEW, ignore_eos=True)
             assert expected[-1][0] == oracle_tokens(oracle, inputs, NEW), prompt
         asked = [{"prompt": prompt, "images": images} for prompt, images in PROMPTS]
@@ -132,7 +135,7 @@ def test_rows_are_those_of_transformers(name, tmp_path) -> None:
     oracle = save_next(tmp_path, name)
     with load(tmp_path) as model:
         theirs = their_processor(name, model.tokenizer)
-    inputs = inputs_of(theirs, "<image>" * len(PICTURES), PICTURES)
+    inputs = theirs(text="<image>" * len(PICTURES), images=PICTURES, return_tensors="pt")
     given = {key: value for key, value in inputs.items() if key not in ("input_ids", "attention_mask")}
     with torch.no_grad():
         expected = oracle.model.get_image_features(**given, return_dict=True).pooler_output
@@ -151,9 +154,23 @@ def test_rows_are_those_of_transformers(name, tmp_path) -> None:
 
 
 @pytest.mark.thorough
-def test_several_images_of_a_prompt_of_onevision_have_a_tile_each_if_the_arrays_say_so(tmp_path) -> None:
+def test_several_images_of_a_conversation_with_onevision_have_a_tile_each(tmp_path) -> None:
+    """Also in different turns, and in arrays that say so."""
     oracle = save_next(tmp_path, "onevision")
     with load(tmp_path) as model:
+        talk = [
+            {"role": "user", "content": [text("w3"), {"type": "image", "image": PICTURES[0]}]},
+            {"role": "assistant", "content": "w4"},
+            {"role": "user", "content": [{"type": "image", "image": PICTURES[1]}, text("w5")]},
+        ]
+        theirs = their_processor("onevision", model.tokenizer)
+        for turns in (talk[:1], talk):
+            inputs = theirs.apply_chat_template(
+                turns, model.tokenizer.chat_template, tokenize=True, return_dict=True, return_tensors="pt"
+            )
+            inputs.pop("mm_token_type_ids", None)
+            answer = model.chat(turns, max_new_tokens=NEW, ignore_eos=True, do_sample=False, logprobs=0)
+            assert [entry.token for entry in answer.logprobs] == oracle_tokens(oracle, dict(inputs), NEW)
         theirs = their_processor("onevision", model.tokenizer)
         inputs = dict(theirs(text=[PROMPTS[2][0], PROMPTS[0][0]], images=[PICTURES[1:], PICTURES[:1]], padding=True,
                              padding_side="left", return_tensors="pt"))  # fmt: skip

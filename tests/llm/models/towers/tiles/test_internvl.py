@@ -35,6 +35,7 @@ OF_KIND: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 12},
     "qwen3_moe": {"head_dim": 12, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     "llama": {},
+    "phi3": {"bos_token_id": 1},
     "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
 }
 """Further fields of `text_config`, by its model_type."""

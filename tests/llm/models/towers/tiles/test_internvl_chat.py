@@ -236,6 +236,11 @@ def test_a_conversation_that_only_config_json_names(saved, tmp_path) -> None:
     assert rest == "<|im_start|>user\nw9<|im_end|>\n<|im_start|>assistant\nw8<|im_end|>\n<|im_start|>assistant\n"
     said = [{"role": "system", "content": "w7"}, *said]
     assert tokenizer.apply_chat_template(said, tokenize=False) == f"<|im_start|>system\nw7<|im_end|>\n{rest[:-22]}"
+    config = json.loads((tmp_path / "config.json").read_text()) | {"template": "phi3-chat"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": "w1"}))
+    text = load_tokenizer(tmp_path).apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+    assert text == "w1<|system|>\nw7<|end|><|user|>\nw9<|end|><|assistant|>\nw8<|end|><|assistant|>\n"
 
 
 # -- config.json
@@ -314,7 +319,7 @@ def test_fields_that_are_left_out_have_the_defaults_of_the_published_code(tmp_pa
     ("fields", "error", "message"),
     [
         ({"llm_config": None}, ValueError, "llm_config must be an object; got None"),
-        ({"llm_config": {"model_type": "phi3"}}, NotImplementedError, "llm_config.model_type = 'phi3' is not"),
+        ({"llm_config": {"model_type": "phi"}}, NotImplementedError, "llm_config.model_type = 'phi' is not"),
         ({"llm_config": {}}, NotImplementedError, "llm_config.model_type = None is not .*: qwen2, qwen3, "),
         ({"select_layer": -4}, NotImplementedError, "select_layer = -4 is not implemented; implemented: -1"),
         ({"pad2square": True}, NotImplementedError, "pad2square = True is not implemented; implemented: False"),
