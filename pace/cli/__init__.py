@@ -68,8 +68,8 @@ class OneLineErrorParser(argparse.ArgumentParser):
         self.exit(2, f"pace: error: {message} (see: {self.prog} --help)\n")
 
     def _advice(self, message: str) -> str:
-        """Says what to write instead of the unknown option or command in `message`: what is known of an option of
-        other tools, or else a similar name. Without an unknown one, returns `advice`."""
+        """Returns the advice for an unknown option or command in `message`: the right option for one of another tool,
+        else a similar name. If nothing is unknown, returns `advice`."""
         unknown = re.match(
             r"unrecognized arguments: (--[\w-]+)|.*invalid choice: '(.*?)' \(choose from (.*)\)", message
         )

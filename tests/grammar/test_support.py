@@ -111,3 +111,13 @@ def test_asking_once_is_enough() -> None:
     before = support._problem.cache_info().misses
     relaxed(json.loads(json.dumps(schema)))
     assert support._problem.cache_info().misses == before and before < 500
+
+
+def test_keywords_that_are_null_are_left_out_and_named() -> None:
+    part = {"type": "array", "items": None, "description": None, "default": None, "const": None}
+    schema, left_out = relaxed({"properties": {"a": part}, "required": ["a"], "additionalProperties": None})
+    kept = {"type": "array", "description": None, "default": None, "const": None}
+    assert schema == {"properties": {"a": kept}, "required": ["a"]}
+    assert left_out == tuple(
+        f"#/{place}: null is no value for it" for place in ("additionalProperties", "properties/a/items")
+    )

@@ -118,6 +118,15 @@ def test_prompts_that_are_too_long_are_known_as_such(serving):
                 assert "prompt is too long" in message and not numbers
 
 
+SGLANG = {"stop_regex": "a+", "lora_path": "x", "custom_logit_processor": "x", "no_stop_trim": True}
+
+
+@pytest.mark.parametrize("name", SGLANG)
+def test_fields_of_sglang_that_would_change_the_text(serving, name):
+    for path, body in ((CHAT, {"messages": QUESTION}), (COMPLETIONS, {"prompt": "a"})):
+        assert refuse(serving, path, body | {name: SGLANG[name]})["param"] == name
+
+
 def test_prompts_that_are_too_long(serving):
     most = serving.service.max_length
     for tokens in ([5] * most, [5] * (most + 1)):

@@ -121,10 +121,10 @@ def _with_names(turns: Iterable[Said]) -> Iterator[Said]:
     for turn in turns:
         calls = [*turn.calls] or calls
         if turn.role == "tool" and not turn.others.get("name"):
-            own = [call for call in calls if turn.call_id in (None, "", call.id)][:1]
-            calls = [call for call in calls if call not in own]
-            if own:
-                turn = replace(turn, others={**turn.others, "name": own[0].name})
+            call = next((call for call in calls if turn.call_id in (None, "", call.id)), None)
+            if call is not None:
+                calls.remove(call)
+                turn = replace(turn, others={**turn.others, "name": call.name})
         yield turn
 
 
