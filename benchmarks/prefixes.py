@@ -1,5 +1,5 @@
-"""Measures a second question about a long document: the seconds to its first token, compared with those of the question
-alone; and the same after a restart, from a saved session.
+"""Measures the seconds to the first token of a second question about a long document. They are compared with those of
+the question alone. The same is measured after a restart, from a saved session.
 
     python benchmarks/prefixes.py [--into benchmarks/RESULTS.md] [--shape qwen3.5-0.8b gemma-3-1b llama-3.2-1b]
 
@@ -58,7 +58,7 @@ class Case:
     """Tokens of a question."""
     documents: int
     options: dict[str, Any]
-    """Of the model."""
+    """Arguments of LLMModel."""
 
     def open(self) -> LLMModel:
         """Loads the model, and warms up."""

@@ -201,8 +201,8 @@ class LlamaCpp(SteppedRuntime):
 
 
 def gguf_step_bytes(path: Path) -> int:
-    """Bytes of the tensors that a decode step reads. They exclude experts that a token does not choose, and tables of
-    which it needs a row: embeddings of the layers, and those of the tokens if there is a separate output."""
+    """Bytes of the tensors that a decode step reads. They exclude experts that a token does not choose. They
+    exclude embeddings of layers, too, and those of tokens if there is a separate output."""
     import gguf
 
     reader = gguf.GGUFReader(path)
