@@ -154,9 +154,7 @@ def _image_url(part: Mapping[str, Any], place: str) -> tuple[str, str, str]:
     """Reads OpenAI's forms: a URL, or an object with `url` and `detail`."""
     given, detail = part.get("image_url"), part.get("detail")
     if part.get("file_id") is not None:
-        raise unsupported(
-            place, "the image has a file_id, and files are not stored here; send it as a data: URL"
-        )
+        raise unsupported(place, "the image has a file_id, and files are not stored here; send it as a data: URL")
     if isinstance(given, Mapping):
         given, detail = given.get("url"), given.get("detail")
     if not isinstance(given, str):
