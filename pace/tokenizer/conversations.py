@@ -18,8 +18,8 @@ CONVERSATIONS = {
 }
 """Name -> the parts that PARTS names."""
 PARTS = ("BEGIN", "BEFORE", "AFTER", "END", "INSTRUCTIONS")
-"""The beginning of a conversation, what stands before and after the role of a turn, the end of a turn, and the
-instructions if a conversation has none."""
+"""The beginning of a conversation, the texts before and after a role, and the end of a turn. The instructions are for
+conversations without any."""
 TEMPLATE = (
     "BEGIN{%- if messages[0].role != 'system' -%}{{ 'BEFOREsystemAFTERINSTRUCTIONSEND' }}{%- endif -%}"
     "{%- for message in messages -%}{{ 'BEFORE' + message.role + 'AFTER' + message.content + 'END' }}{%- endfor -%}"

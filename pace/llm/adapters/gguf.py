@@ -2,8 +2,12 @@
 
     blk.0.attn_q.weight.lora_a [r, K]    ->  model.layers.0.self_attn.q_proj, A
     blk.0.attn_q.weight.lora_b [N, r]        B, with the rows of a permuted matrix in the Hub's order
-    token_embd.weight.lora_a [V, r]          A of an embedding, transposed
-    blk.0.ffn_up_exps.weight.lora_a [E, r, K], .lora_b [E, N, r]    all experts of a mixture
+
+An embedding has A transposed, and experts have a pair of matrices each:
+
+    token_embd.weight.lora_a [V, r]
+    blk.0.ffn_up_exps.weight.lora_a [E, r, K]
+    blk.0.ffn_up_exps.weight.lora_b [E, N, r]
 
 The scale is alpha / r for every module: the format has neither alpha_pattern nor use_rslora."""
 
@@ -146,7 +150,7 @@ def _num_heads(module: str, architecture: Architecture, config: Mapping[str, Any
 def _module(
     path: Path, module: str, parts: dict[str, Tensor], alpha: float, num_heads: int | None, is_transposed: bool | None
 ) -> AdapterModule:
-    """Returns the adapter of a module. `is_transposed` says so of A of an embedding; None for other modules."""
+    """Returns the adapter of a module. `is_transposed` is about A of an embedding; None for other modules."""
     a, b = _pair(path, module, parts, is_transposed or False)
     if num_heads:
         if b.shape[0] % (2 * num_heads):

@@ -150,7 +150,7 @@ def test_convolutions_are_compared_and_refused(tmp_path):
 
 
 def test_experts_trained_in_full_are_refused_by_name(tmp_path):
-    """Whether the checkpoint has a tensor of all experts or not."""
+    """For both forms of a checkpoint."""
     base = save_tiny(tmp_path / "base", "qwen3_moe", {})
     adapted_by(base, tmp_path / "adapter", target_modules=["q_proj"], modules_to_save=["experts"])
     state = load_file(tmp_path / "base" / "model.safetensors")

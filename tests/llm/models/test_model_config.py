@@ -226,6 +226,13 @@ def test_how_long_a_text_may_be(scaling, longest):
     assert config.max_position_embeddings == 4096
 
 
+def test_the_field_that_limits_a_text_is_named():
+    raw = {"architectures": ["DeepseekV32ForCausalLM"], "max_position_embeddings": 4096}
+    for topk, expected in ((64, (64, "index_topk")), (8192, (4096, "max_position_embeddings"))):
+        config = read_config(raw | {"index_topk": topk})[1]
+        assert (config.max_length, config.length_field) == expected
+
+
 def test_gptj_names_of_both_kinds():
     config = config_of("GPTJForCausalLM", n_embd=64, n_head=4, n_layer=2, n_positions=128, rotary_dim=8)
     assert (config.hidden_size, config.head_dim, config.num_hidden_layers, config.max_position_embeddings) == (

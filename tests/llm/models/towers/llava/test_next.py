@@ -155,7 +155,7 @@ def test_rows_are_those_of_transformers(name, tmp_path) -> None:
 
 @pytest.mark.thorough
 def test_several_images_of_a_conversation_with_onevision_have_a_tile_each(tmp_path) -> None:
-    """Also in different turns, and in arrays that say so."""
+    """Also in different turns, and in arrays with `batch_num_images`."""
     oracle = save_next(tmp_path, "onevision")
     with load(tmp_path) as model:
         talk = [
