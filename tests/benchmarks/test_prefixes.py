@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import prefixes
 from pace.bench.shapes import SHAPES
-from tests.benchmarks.test_compare_gguf import SMALL
+from tests.benchmarks.comparison.test_gguf import SMALL
 
 OF_STATES = dict(
     num_hidden_layers=4,

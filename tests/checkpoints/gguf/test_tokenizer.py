@@ -216,7 +216,7 @@ def test_types_of_tokens(tmp_path):
     def change(writer):
         types = writer.kv_data[0]["tokenizer.ggml.token_type"]
         tokens = writer.kv_data[0]["tokenizer.ggml.tokens"].value
-        tokens[-3:] = ["<|control|>", "<tool>", "[PAD]"]
+        tokens[-3:] = ["<|control|>", "<tool>", "[unused]"]
         types.value[-3:] = [kinds.CONTROL, kinds.USER_DEFINED, kinds.UNUSED]
         writer.kv_data[0]["tokenizer.ggml.merges"].value = [
             merge
@@ -226,9 +226,9 @@ def test_types_of_tokens(tmp_path):
 
     found = as_file(tmp_path / "t.gguf", byte_level(), "gpt-2", change)
     last = len(found) - 1
-    ids = found("a<|control|>b<tool>[PAD]")["input_ids"]
+    ids = found("a<|control|>b<tool>[unused]")["input_ids"]
     assert last - 2 in ids and last - 1 in ids and last not in ids
-    assert found.decode(ids, skip_special_tokens=True) == "ab<tool>[PAD]"
+    assert found.decode(ids, skip_special_tokens=True) == "ab<tool>[unused]"
     assert last - 2 in found.all_special_ids and last - 1 not in found.all_special_ids
 
 

@@ -104,7 +104,7 @@ REFUSED_FIELDS = [
     ({"use_rslora": 1}, "use_rslora must be"),
     ({"rank_pattern": ["q_proj"]}, "rank_pattern must be"),
     ({"rank_pattern": {"q_proj": 1.5}}, r"rank_pattern\['q_proj'\]"),
-    ({"alpha_pattern": {"(": 1}}, "no regular expression"),
+    ({"alpha_pattern": {"(": 1}}, "not a regular expression"),
     ({"alpha_pattern": {"(?=q)q_proj": 1}}, r"alpha_pattern.*\(\?=.*not implemented"),
     ({"alpha_pattern": {"q" * 1025: 1}}, "more than 1024 characters"),
     ({"alpha_pattern": {"q_proj": None}}, r"alpha_pattern\['q_proj'\]"),

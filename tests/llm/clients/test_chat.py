@@ -127,7 +127,7 @@ def test_logprobs_and_stop_strings(model) -> None:
         ({"tools": [WEATHER, WEATHER]}, ToolError, "names must differ"),
         ({"tool_choice": "required"}, ToolError, "there are no tools"),
         ({"tools": TOOLS, "tool_choice": "sometimes"}, ToolError, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, ToolError, "no tool"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, ToolError, "not a tool"),
         ({"tools": TOOLS, "tool_format": "nobody's"}, ValueError, "hermes"),
         ({"sampling_config": SamplingConfig(do_sample=True, num_return_sequences=2)}, ValueError, "one text"),
         ({"sampling_config": SamplingConfig(num_beams=2)}, ValueError, "num_beams"),

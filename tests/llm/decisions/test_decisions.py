@@ -149,7 +149,7 @@ def test_states_that_are_refused(model, state, message) -> None:
 
 @pytest.mark.parametrize(
     ("template", "message"),
-    [("{{ state", "no Jinja"), ("{{ nothing.at.all }}", "refuses"), ("<|mark|>x<|mark|>", "2 places")],
+    [("{{ state", "not Jinja"), ("{{ nothing.at.all }}", "refuses"), ("<|mark|>x<|mark|>", "2 places")],
 )
 def test_templates_that_are_refused(model, template, message) -> None:
     with pytest.raises(ValueError, match=message):

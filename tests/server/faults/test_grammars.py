@@ -54,7 +54,7 @@ def nested(depth: int) -> dict:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"foo": "bar"}, "no keyword"),
+        ({"foo": "bar"}, "not a keyword"),
         ({"type": "nonsense"}, "nonsense"),
         ({"type": 5}, None),
         (5, "JSON schema"),

@@ -208,7 +208,7 @@ async def test_a_drain_ends_waits_and_does_not_wait_for_a_load():
     await until(lambda: not (chat.is_loaded or embed.is_loaded))
     chat.may_load.clear()
     waiting = [asyncio.ensure_future(refusal(pool, name)) for name in ("chat", "embed")]
-    await asyncio.sleep(0.02)
+    await until(lambda: pool.is_loading)
     await pool.drain(1)
     assert [(await one).message for one in waiting] == ["the server is shutting down"] * 2
     assert (await refusal(pool, "chat")).status == 503

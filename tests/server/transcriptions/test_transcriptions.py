@@ -187,7 +187,10 @@ def test_models_that_do_not_transcribe():
     generator = MediaGenerator("audio")
     with Serving(generator) as serving:
         reply = send(serving)
-        assert reply.status == 400 and "the model 'tiny' takes sound, but is no model" in reply.error["message"]
+        assert (
+            reply.status == 400
+            and "the model 'tiny' takes sound, but is not a model for transcriptions" in reply.error["message"]
+        )
     with Serving(generator, media=()) as serving:
         assert "was started without them" in send(serving).error["message"]
     generator.driver.close()

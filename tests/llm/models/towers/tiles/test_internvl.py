@@ -366,7 +366,7 @@ def test_fields_that_are_left_out_have_the_defaults_of_transformers() -> None:
         (
             {"text_config": {"model_type": "t5"}},
             NotImplementedError,
-            "'t5' is not implemented .*: qwen2, qwen3, qwen3_moe, llama, gpt_oss",
+            "'t5' is not implemented .*: qwen2, qwen3, qwen3_moe, llama, phi3, gpt_oss",
         ),
     ],
 )

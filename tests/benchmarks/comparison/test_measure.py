@@ -18,7 +18,7 @@ from benchmarks.comparison.measure import Comparison, LimitsError, Plan
 from benchmarks.comparison.results import Results, Scenario, Subject
 from pace.bench import limits
 from pace.bench.shapes import SHAPES
-from tests.benchmarks.test_compare_runtimes import FAKE_LLAMA_BENCH
+from tests.benchmarks.comparison.test_runtimes import FAKE_LLAMA_BENCH
 
 SMALL = dict(
     num_hidden_layers=2,
