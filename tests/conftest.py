@@ -48,8 +48,8 @@ def pytest_collection() -> Iterator[object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Resets torch to one thread before each test, and random numbers to those of the test. So they do not depend on
-    the tests that this process has run before."""
+    """Resets torch to one thread before each test, and random numbers to those of the test. They do not depend on what
+    ran before."""
     import torch
 
     torch.set_num_threads(1)

@@ -63,8 +63,7 @@ def _run_with_streams(streams: list[Connection], *command: Any) -> None:
 
 
 def _run(arguments: tuple[str, ...], environment: dict[str, str], package: str, hurry: Event | None) -> None:
-    """With `hurry`, steps of the engine take at least 50 ms until it is set. So an answer is not over before the test
-    has acted."""
+    """Until `hurry` is set, steps of the engine take at least 50 ms: the test acts before an answer is over."""
     assert pace.__file__ == package
     if hurry is not None:
         from pace.llm.engine.engine import Engine

@@ -136,8 +136,8 @@ class Remembering(LogitsProcessor):
 def test_many_prompts_run_in_bounded_memory(end_seconds: float, num_prompts: int) -> None:
     """Also if `end_seconds` pass after each end that the engine reports, before it reports the next one of the step.
 
-    Before each step, the engine waits until the caller has seen all ends. Then it must hold twice the number that runs,
-    until no prompt is left."""
+    Before each step, the engine waits until the caller has seen all ends. Then it must hold twice the sequences of a
+    step, until no prompt is left."""
     model = FakeModel(eos_bias=-50.0)
     generator = make_generator(model, num_blocks=60, max_sequences_per_step=16)
     engine, count, chance = generator.engine, Counter(), random.Random(2)

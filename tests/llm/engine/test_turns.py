@@ -32,7 +32,7 @@ def test_one_at_a_time_and_in_order():
 
 
 def test_no_thread_takes_two_turns_while_another_waits():
-    """A thread that waits before another one has its turn first."""
+    """When a thread has its turn, all threads that waited before it have had theirs."""
     turns, counts, stop = StepTurns(), Counter(), threading.Event()
     inside, overtaken = 0, []
 
