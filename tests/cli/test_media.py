@@ -148,7 +148,7 @@ def test_at_a_terminal(folder, tmp_path, answers):
     ("line", "message"),
     [("/image {}/none.png", "none.png does not exist"), ("/image {}", "is a directory"),
      ("/image {}/text.png", "text.png has no images in a known format; these are png, jpeg, gif, webp"),
-     ("/image {}/cut.png", "cut.png: the image cannot be decoded: its PNG data is damaged or incomplete"),
+     ("/image {}/cut.png", "cut.png: the PNG image ends before its last block; it is incomplete"),
      ("/image {}/large.png", "large.png is larger than 20,971,520 bytes"),
      ("/audio {}/a.png", "this model takes no sound")],
 )  # fmt: skip
