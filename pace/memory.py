@@ -10,6 +10,7 @@ import re
 import sys
 import threading
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path("/")
@@ -112,12 +113,17 @@ and is left out."""
 
 
 def give_back_memory() -> None:
-    """Returns memory to the system: what the C library has free, and the code of libraries. Most of that is only needed
-    to import them, 60 MB for torch; what is needed later comes back from the page cache."""
-    library = ctypes.CDLL(None)
-    trim = getattr(library, "malloc_trim", None)  # glibc only
+    """Returns the C library's free memory to the system, if it can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
+
+
+@cache
+def give_back_code() -> None:
+    """Returns the code of libraries to the system, once in a process. Most of it is only needed to import them, 60 MB
+    for torch. What is needed later comes back from the page cache."""
+    library = ctypes.CDLL(None)
     for begin, end in CODE.findall(_read(Path("/proc/self/smaps"))):
         address, size = int(begin, 16), int(end, 16) - int(begin, 16)
         library.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTNEED)

@@ -13,7 +13,7 @@ from pace.memory import (
     ReusedPages,
     available_memory_bytes,
     format_bytes,
-    give_back_memory,
+    give_back_code,
     parse_bytes,
     reserve,
     resident_bytes,
@@ -163,7 +163,7 @@ Anonymous:             0 kB
 def test_only_unchanged_code_of_libraries_is_given_back() -> None:
     assert CODE.findall(SMAPS) == [("1000", "3000"), ("ff6000", "ff7000")]
     numbers = torch.arange(6.0).view(2, 3)
-    give_back_memory()
+    give_back_code.__wrapped__()
     found = CODE.findall(Path("/proc/self/smaps").read_text(errors="replace"))
     assert len(found) > 10 and (numbers @ numbers.T).tolist() == [[5, 14], [14, 50]]
 

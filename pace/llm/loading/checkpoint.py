@@ -22,7 +22,7 @@ from pace.checkpoints.quantized.reader import QuantizedCheckpoint, check_not_qua
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm.loading.find import find_mmproj
 from pace.llm.loading.repository import QUANTIZATION_FILES, some
-from pace.memory import give_back_memory
+from pace.memory import give_back_code, give_back_memory
 from pace.tokenizer.loading import load_tokenizer, tokenizer_contents
 
 logger = logging.getLogger("pace")
@@ -77,6 +77,7 @@ class Checkpoint:
         if self.gguf is not None:
             self.gguf.metadata.forget_lists()
         give_back_memory()
+        give_back_code()
 
     def open_weights(self, method: Method | None) -> CheckpointReader | GgufCheckpoint | QuantizedCheckpoint:
         """Opens the weights; the caller must close them. `method` is the quantisation method of a directory."""
