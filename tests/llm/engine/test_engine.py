@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 
 import pytest
 import torch
 
+from pace.batch import ForwardBatch
 from pace.llm.configs import SamplingConfig
 from pace.llm.engine.drafter import NoDraft
 from pace.llm.engine.engine import Engine
@@ -129,18 +131,24 @@ def test_several_threads_share_steps() -> None:
 
 def test_a_short_call_returns_while_a_long_one_goes_on() -> None:
     generator = make_generator(FakeModel(eos_bias=-50.0))
-    order = []
+    began, returned = threading.Event(), threading.Event()
+    reasons = []
 
-    def work(num_tokens: int) -> None:
-        generator.generate([num_tokens % 50 + 1], SamplingConfig(max_new_tokens=num_tokens))
-        order.append(num_tokens)
+    def begin(batch: ForwardBatch) -> None:
+        began.set()
+        time.sleep(0.001)  # lets the short call in
 
-    threads = [threading.Thread(target=work, args=(num_tokens,)) for num_tokens in (400, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert order == [5, 400]
+    def long() -> None:
+        reasons.extend(generator.generate([1], SamplingConfig(max_new_tokens=4000), cancel=returned).finish_reasons)
+
+    generator.engine.model.hook = begin
+    thread = threading.Thread(target=long)
+    thread.start()
+    assert began.wait(timeout=60)
+    assert generator.generate([6], SamplingConfig(max_new_tokens=5)).finish_reasons == ["length"]
+    returned.set()
+    thread.join(timeout=60)
+    assert reasons == ["cancelled"], "the long call had ended before"
 
 
 class ScriptedDrafter(NoDraft):
