@@ -25,7 +25,13 @@ peft = pytest.importorskip("peft")
 pytest.importorskip("transformers")
 from tests.llm.adapters.random_adapters import random_adapter, targets_of  # noqa: E402
 
-FAMILIES = [name for name in VARIANTS if "-" not in name or "classifier" in name]
+OTHER_NAMES = ("gte", "jina", "nomic")
+"""Families whose files have names of their own, with queries, keys and values as one matrix."""
+FAMILIES = [
+    name
+    for name in VARIANTS
+    if ("-" not in name or "classifier" in name) and name.removesuffix("-classifier") not in OTHER_NAMES
+]
 BOUND = 1e-4
 """Largest error, relative to the largest number of a text: that of `test_oracle.py`, 4e-5, and a product more."""
 
@@ -54,6 +60,14 @@ def test_rows_are_those_of_peft(name, tmp_path) -> None:
         assert (ours - theirs).abs().max() <= BOUND * theirs.abs().max()
         plain = oracle_rows(base, encoder, text)
         assert (plain - theirs).abs().max() > 100 * BOUND * theirs.abs().max()
+
+
+@pytest.mark.parametrize("name", sample(OTHER_NAMES, lambda name: False))
+def test_names_that_the_files_do_not_have(name, tmp_path) -> None:
+    """transformers names the matrices of these families otherwise than their files do."""
+    _, weights = random_adapter(save_encoder(tmp_path, VARIANTS[name]), 1)
+    with pytest.raises(ValueError, match="(?s)cannot be merged.*self_attn.q_proj: the checkpoint has no such matrix"):
+        merged(tmp_path, weights)
 
 
 @pytest.mark.parametrize("kind", sample(["BertModel", "Qwen3Model"], lambda kind: False))
