@@ -61,12 +61,12 @@ async def test_a_request_gets_the_model_that_it_names():
 
 @on_a_loop
 async def test_requests_wait_for_a_load_and_no_longer_than_max_wait():
-    pool = make_pool("chat", "embed", max_wait=0.05)
+    pool = make_pool("chat", "embed")
     chat, embed = pool.models
     embed.may_load.clear()
     loading = asyncio.ensure_future(pool.load())
-    await until(lambda: chat.is_loaded)
     assert await used(pool, "chat") == "chat"  # others are not held up
+    pool.limits = replace(pool.limits, max_wait=0.05)
     late = await refusal(pool, "embed")
     assert late.status == 503 and "the model is loading: 'embed' was not ready after 0.05 s" in late.message
     assert int(late.headers["retry-after"]) >= 1
