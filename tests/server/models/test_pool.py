@@ -65,6 +65,7 @@ async def test_requests_wait_for_a_load_and_no_longer_than_max_wait():
     chat, embed = pool.models
     embed.may_load.clear()
     loading = asyncio.ensure_future(pool.load())
+    await until(lambda: chat.is_loaded)
     assert await used(pool, "chat") == "chat"  # others are not held up
     pool.limits = replace(pool.limits, max_wait=0.05)
     late = await refusal(pool, "embed")
