@@ -153,8 +153,8 @@ def test_the_cache_is_filled_everywhere(kv_cache_dtype):
 def test_the_profile_accounts_for_a_decode_step(monkeypatch):
     """97 % of the whole step is spent in the program's instructions; the rest is Python, dispatch and sampling.
 
-    The best of up to 40 runs counts. Where other processes empty the caches, the rest takes up to twice as long: 3.3 %
-    was seen at a load of 14 on two cores. The model reads 0.7 GB per step, less than models of 0.5B do."""
+    The best of up to 40 runs counts. Where other processes empty the caches, the rest takes up to twice as long. At a
+    load of 14 on two cores, 3.3 % was seen. The model reads 0.7 GB per step, less than models of 0.5B do."""
     shape = dict(
         hidden_size=1024,
         intermediate_size=4096,
