@@ -7,7 +7,7 @@ import sys
 
 from benchmarks import experts
 from pace.bench.shapes import SHAPES
-from tests.benchmarks.comparison.test_gguf import SMALL
+from tests.benchmarks.shapes import SMALL
 
 
 def test_a_row_for_each_kind_of_weights(quick_limits, monkeypatch, capsys):

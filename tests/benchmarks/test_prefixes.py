@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import prefixes
 from pace.bench.shapes import SHAPES
-from tests.benchmarks.comparison.test_gguf import SMALL
+from tests.benchmarks.shapes import SMALL
 
 OF_STATES = dict(
     num_hidden_layers=4,

@@ -19,16 +19,8 @@ from pace.assets import TINY
 from pace.bench.shapes import SHAPES
 from pace.llm import LLMModel
 from pace.tokenizer.loading import load_tokenizer
+from tests.benchmarks.shapes import SMALL
 
-SMALL = dict(
-    num_hidden_layers=2,
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=80,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-)
 KINDS = {"bf16": ("BF16", torch.bfloat16), "fp16": ("F16", torch.float16), "fp32": ("F32", torch.float32)}
 
 

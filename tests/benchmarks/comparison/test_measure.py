@@ -19,16 +19,8 @@ from benchmarks.comparison.results import Results, Scenario, Subject
 from pace.bench import limits
 from pace.bench.shapes import SHAPES
 from tests.benchmarks.comparison.test_runtimes import FAKE_LLAMA_BENCH
+from tests.benchmarks.shapes import SMALL
 
-SMALL = dict(
-    num_hidden_layers=2,
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=80,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-)
 SCENARIOS = [Scenario(20, 4), Scenario(8, 3, 2)]
 
 
