@@ -10,14 +10,13 @@ from typing import Any
 
 import gguf
 import torch
-from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.comparison.gguf_families import permute, rope_factors
 from pace.llm.models.families.renamed import ExaoneForCausalLM
 from tests.checkpoints.gguf import latent_files
-from tests.checkpoints.gguf.files import finish, stored, tensor_names
+from tests.checkpoints.gguf.files import add_stored, finish, tensor_names
 
 ARCHITECTURES = {
     "arcee": "arcee", "exaone": "exaone", "exaone4": "exaone4", "gemma": "gemma", "granite_swa": "granite_swa",
@@ -45,11 +44,7 @@ def write_dense(
     add_keys(writer, config)
     add(writer)
     for name, tensor in arranged(load_file(folder / "model.safetensors"), config, architecture):
-        kind = Kind[types if tensor.ndim > 1 else "F32"]
-        data, values = stored(tensor.float().contiguous(), kind)
-        if as_floats:
-            data, kind = values.contiguous().numpy(), Kind.F32
-        writer.add_tensor(name, data, raw_dtype=kind)
+        add_stored(writer, name, tensor, types if tensor.ndim > 1 else "F32", as_floats)
     finish(writer)
 
 
