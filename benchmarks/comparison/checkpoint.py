@@ -29,6 +29,8 @@ CONVOLUTION_STD = 0.5
 """Keeps the scale of a channel over its few taps."""
 PUBLISHED = {"lfm2": {"model.norm.": "model.embedding_norm."}, "lfm2_moe": {"model.norm.": "model.embedding_norm."}}
 """model_type -> the starts of pace's names that published checkpoints spell otherwise."""
+STACKED = ("gemma4_text",)
+"""model_types whose published checkpoints, and converters, have one tensor for all experts of a layer."""
 
 
 def ensure_checkpoint(shape: str, folder: Path) -> Path:
@@ -73,13 +75,15 @@ def write_checkpoint(config: dict, folder: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     targets = model_class(parsed, torch.float32, reference).targets()
     sizes = {name: tuple(target.shape) for name, [target, *_] in targets.items()}
-    published = {name: _published(name, config["model_type"]) for name in sizes}
-    infos = {published[name]: TensorInfo(torch.bfloat16, shape) for name, shape in sizes.items()}
+    sizes = {_published(name, config["model_type"]): shape for name, shape in sizes.items()}
+    if config["model_type"] in STACKED:
+        sizes = _stacked(sizes)
+    infos = {name: TensorInfo(torch.bfloat16, shape) for name, shape in sizes.items()}
     path = folder / "model.safetensors"
     path.unlink(missing_ok=True)  # of an attempt that was interrupted
     with SafetensorsWriter(path, infos) as writer:
         for name, shape in sizes.items():
-            writer.write(published[name], random_tensor(name, shape, generator))
+            writer.write(name, random_tensor(name, shape, generator))
     _write_tokenizer(config["vocab_size"], folder)
 
 
@@ -88,6 +92,22 @@ def _published(name: str, model_type: str) -> str:
         if name.startswith(ours):
             return theirs + name.removeprefix(ours)
     return name
+
+
+def _stacked(sizes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Returns the same tensors with the experts of a layer stacked: `gate_up_proj` `[experts, 2 * intermediate, hidden]`
+    and `down_proj` `[experts, hidden, intermediate]`."""
+    stacked: dict[str, tuple[int, ...]] = {}
+    for name, (rows, *columns) in sizes.items():
+        if expert := re.fullmatch(r"(.*\.experts\.)(\d+)\.(gate|up|down)_proj\.weight", name):
+            prefix, number, kind = expert[1], int(expert[2]), expert[3]
+            if kind == "down":
+                stacked[f"{prefix}down_proj"] = (number + 1, rows, *columns)
+            else:
+                stacked[f"{prefix}gate_up_proj"] = (number + 1, 2 * rows, *columns)
+        else:
+            stacked[name] = (rows, *columns)
+    return stacked
 
 
 def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

@@ -261,7 +261,9 @@ class Comparison:
     ) -> Run:
         """Runs a subject once. The limits before and after it are added to `seen`."""
         worker = workers[id(subject)]
-        if self.is_crowded and not RUNTIMES[subject.runtime].is_program:  # reads the weights again that others displaced
+        if (
+            self.is_crowded and not RUNTIMES[subject.runtime].is_program
+        ):  # reads the weights again that others displaced
             worker.ask("run", prompts=self._prompts(scenario, seed=0), generated=1)
         before = self._limits()
         busy, own, began = _busy_seconds(), worker.cpu_seconds(), time.perf_counter()
