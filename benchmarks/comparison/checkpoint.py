@@ -95,8 +95,8 @@ def _published(name: str, model_type: str) -> str:
 
 
 def _stacked(sizes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Returns the same tensors with the experts of a layer stacked: `gate_up_proj` `[experts, 2 * intermediate, hidden]`
-    and `down_proj` `[experts, hidden, intermediate]`."""
+    """Returns the same tensors with the experts of a layer stacked: `gate_up_proj`, of `[experts, 2 * intermediate,
+    hidden]`, and `down_proj`, of `[experts, hidden, intermediate]`."""
     stacked: dict[str, tuple[int, ...]] = {}
     for name, (rows, *columns) in sizes.items():
         if expert := re.fullmatch(r"(.*\.experts\.)(\d+)\.(gate|up|down)_proj\.weight", name):
