@@ -24,6 +24,9 @@ STD = 0.02
 QUERY_KEY_STD = 0.04
 """Gives scores a standard deviation of about one, so that a wrong rotation or order of heads changes the logits of the
 whole model."""
+ROUTER_STD = {"gemma4_text": 1.0}
+"""model_type -> scale of the routers of families that divide their input by the root of its width. Scores then differ
+by about one, as in other families. With nearly equal scores, rounding would choose other experts of the same weight."""
 CONVOLUTIONS = ("conv1d.weight", "conv.conv.weight")
 CONVOLUTION_STD = 0.5
 """Keeps the scale of a channel over its few taps."""
@@ -83,7 +86,10 @@ def write_checkpoint(config: dict, folder: Path) -> None:
     path.unlink(missing_ok=True)  # of an attempt that was interrupted
     with SafetensorsWriter(path, infos) as writer:
         for name, shape in sizes.items():
-            writer.write(name, random_tensor(name, shape, generator))
+            numbers = random_tensor(name, shape, generator)
+            if name.endswith("router.proj.weight"):
+                numbers.mul_(ROUTER_STD.get(config["model_type"], STD) / STD)
+            writer.write(name, numbers)
     _write_tokenizer(config["vocab_size"], folder)
 
 
