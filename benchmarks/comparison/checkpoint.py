@@ -4,6 +4,7 @@ tokenizer."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ STD = 0.02
 QUERY_KEY_STD = 0.04
 """Gives scores a standard deviation of about one, so that a wrong rotation or order of heads changes the logits of the
 whole model."""
-ROUTER_STD = {"gemma4_text": 1.0}
-"""model_type -> scale of the routers of families that divide their input by the root of its width. Scores then differ
-by about one, as in other families. With nearly equal scores, rounding would choose other experts of the same weight."""
+SCALES = {"gemma4_text": {"router.proj.weight": 50.0, "q_norm.weight": 0.25, "k_norm.weight": 0.25}}
+"""model_type -> factors of tensors, by the ends of their names. With them, scores of experts and of positions have a
+standard deviation of about one, as in other families: Gemma 4 divides the router's input by the root of its width, and
+does not divide scores of attention. Without them, rounding would choose other experts and positions."""
 CONVOLUTIONS = ("conv1d.weight", "conv.conv.weight")
 CONVOLUTION_STD = 0.5
 """Keeps the scale of a channel over its few taps."""
@@ -81,15 +83,14 @@ def write_checkpoint(config: dict, folder: Path) -> None:
     sizes = {_published(name, config["model_type"]): shape for name, shape in sizes.items()}
     if config["model_type"] in STACKED:
         sizes = _stacked(sizes)
+    scales = SCALES.get(config["model_type"], {})
     infos = {name: TensorInfo(torch.bfloat16, shape) for name, shape in sizes.items()}
     path = folder / "model.safetensors"
     path.unlink(missing_ok=True)  # of an attempt that was interrupted
     with SafetensorsWriter(path, infos) as writer:
         for name, shape in sizes.items():
-            numbers = random_tensor(name, shape, generator)
-            if name.endswith("router.proj.weight"):
-                numbers.mul_(ROUTER_STD.get(config["model_type"], STD) / STD)
-            writer.write(name, numbers)
+            factors = [factor for end, factor in scales.items() if name.endswith(end)]
+            writer.write(name, random_tensor(name, shape, generator).mul_(math.prod(factors)))
     _write_tokenizer(config["vocab_size"], folder)
 
 
