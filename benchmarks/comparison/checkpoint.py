@@ -26,9 +26,9 @@ QUERY_KEY_STD = 0.04
 """Gives scores a standard deviation of about one, so that a wrong rotation or order of heads changes the logits of the
 whole model."""
 SCALES = {"gemma4_text": {"router.proj.weight": 50.0, "q_norm.weight": 0.25, "k_norm.weight": 0.25}}
-"""model_type -> factors of tensors, by the ends of their names. With them, scores of experts and of positions have a
-standard deviation of about one, as in other families: Gemma 4 divides the router's input by the root of its width, and
-does not divide scores of attention. Without them, rounding would choose other experts and positions."""
+"""model_type -> factors of tensors, by the ends of their names. Gemma 4 divides the router's input by the root of its
+width, and does not divide scores of attention. With these factors, scores have a standard deviation of about one, as in
+other families. Without them, rounding would choose other experts and other positions."""
 CONVOLUTIONS = ("conv1d.weight", "conv.conv.weight")
 CONVOLUTION_STD = 0.5
 """Keeps the scale of a channel over its few taps."""
