@@ -24,7 +24,8 @@ NOT_OF_THE_MODEL = re.compile(
     r"""dtype|torch_dtype|architectures|return_dict|output_(hidden_states|attentions)|chunk_size_feed_forward|id2label
     |label2id|problem_type|use_cache|is_encoder_decoder|.*_token_id|initializer_range|auto_map|transformers_version
     |_.*|.*dropout.*|.*pdrop|name_or_path|attn_implementation|model_type|base_model_.*|experts_implementation
-    |quantization_config|vision_config|audio_config|text_config|num_labels""",
+    |quantization_config|vision_config|audio_config|text_config|num_labels|num_logits_to_keep|use_mamba_kernels
+    |(image|video|pixel|audio|vision|speech|boi|eoi|boa|eoa|im)_.*|.*_(grid_thw|mask|kernels|aux_loss_coef)""",
     re.VERBOSE,
 )
 """Fields of every config that no forward pass of text reads."""
@@ -53,19 +54,20 @@ def changes(model_type: str, special: dict[str, Any] | None = None) -> Iterator[
     fields = config_fields(model_type, special or {})
     config = text_config(model_type, fields)
     for name, kinds in field_kinds(config).items():
-        current = getattr(config, name, None)
+        current = value_of(config, name)
         if name in NESTED and current is not None:
             yield from nested_changes(model_type, name, current, fields)
             continue
         for value in distinct(values(config, name, kinds, current)):
             if not same(value, current):
-                yield Change(model_type, name, value, fields | {name: value})
+                others = {other: given for other, given in fields.items() if other != config.attribute_map.get(name)}
+                yield Change(model_type, name, value, others | {name: value})
 
 
 def nested_changes(model_type: str, part: str, config: Any, fields: dict[str, Any]) -> Iterator[Change]:
     """Changes of the fields of a config inside another."""
     for name, kinds in field_kinds(config).items():
-        current = getattr(config, name, None)
+        current = value_of(config, name)
         for value in distinct(values(config, name, kinds, current)):
             if not same(value, current):
                 yield Change(model_type, f"{part}.{name}", value, fields | {part: fields.get(part, {}) | {name: value}})
@@ -90,6 +92,14 @@ def field_kinds(config: Any) -> dict[str, frozenset[Any]]:
     others = names | set(config.attribute_map) - declared.keys()
     found = declared | {name: frozenset() for name in sorted(others) if name not in declared}
     return {name: kinds for name, kinds in found.items() if not NOT_OF_THE_MODEL.fullmatch(name)}
+
+
+def value_of(config: Any, name: str) -> Any:
+    """The value of a field; None if a config has none, or if its layers differ in it."""
+    try:
+        return getattr(config, name, None)
+    except ValueError:
+        return None
 
 
 def kinds_of(hint: Any) -> frozenset[Any]:
@@ -139,7 +149,7 @@ def values(config: Any, name: str, kinds: frozenset[Any], current: Any) -> Itera
         yield from (1, 2, 4) if known is None else (0, 1, known // 2, known - 1, known + 1, 2 * known)
     if float in kinds or unknown:
         known = current if isinstance(current, (int, float)) and math.isfinite(current) else 0.0
-        yield from (0.0, 0.5, 0.05 if abs(known) < 0.01 else 1.5 * known)
+        yield from (0.5,) if unknown else (0.0, 0.5, 0.05 if abs(known) < 0.01 else 1.5 * known)
     if str in kinds or unknown:
         yield from literals(config, name)
         if "act" in name:
@@ -164,7 +174,7 @@ def reordered(items: list[Any]) -> Iterator[list[Any]]:
 def lists(config: Any, name: str) -> Iterator[list[Any]]:
     """Lists of the numbers of layers, and of kinds of layers."""
     count = config.num_hidden_layers
-    yield from ([0], [count - 1], [1] * count, [0] * count)
+    yield from ([0], [count - 1], [1] * count)
     kinds = [text for text in literals(config, name) if "_" in text or text in ("conv", "dense", "sparse", "moe")]
     for kind in kinds:
         yield [kind] * count
@@ -185,7 +195,7 @@ def rotations(config: Any, current: Any) -> Iterator[Any]:
 
 def rotations_of(config: Any, own: dict[str, Any]) -> Iterator[dict[str, Any]]:
     base = {"rope_theta": 10000.0} | {name: own[name] for name in ("partial_rotary_factor", "mrope_section") if name in own}
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = value_of(config, "head_dim") or config.hidden_size // config.num_attention_heads
     pairs = int(head_dim * own.get("partial_rotary_factor", 1.0)) // 2
     yield base | {"rope_type": "default", "rope_theta": 500.0}
     yield base | {"rope_type": "default", "partial_rotary_factor": 0.5}

@@ -24,12 +24,12 @@ from tests.support import prefill
 
 HELD = (
     "arcee-default exaone-default exaone-llama3-tied exaone4-default exaone4-no-window exaone4-types-tied "
-    "gemma-default granite_swa-default granite_swa-types internlm3-default iquestcoder-bias-tied jais2-default "
+    "gemma-default granite_swa-default granite_swa-types granitemoe_swa-default internlm3-default iquestcoder-bias-tied jais2-default "
     "jais2-no-bias ministral3-default mistral-no-window nemotron-default nemotron-bias-linear seed_oss-default "
     "seed_oss-biases youtu-default"
 ).split()
 """The variants that a file can describe."""
-ALWAYS = {"exaone4-default", "gemma-default", "granite_swa-default", "ministral3-default", "nemotron-default",
+ALWAYS = {"exaone4-default", "gemma-default", "granite_swa-default", "granitemoe_swa-default", "ministral3-default", "nemotron-default",
           "seed_oss-default", "youtu-default"}  # fmt: skip
 UNSTATED = {"bos_token_id", "eos_token_id", "pad_token_id"}
 """Fields that come from a file's vocabulary, which these have not."""

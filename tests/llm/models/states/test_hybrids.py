@@ -85,6 +85,8 @@ def test_sizes_of_the_published_models():
         ("qwen3_5_text", {"output_gate_type": "sigmoid"}, "output_gate_type = 'sigmoid'"),
         ("qwen3_5_moe_text", {"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype"),
         ("qwen3_5_text", {"hidden_act": "gelu"}, "hidden_act"),
+        ("kimi_linear", {"hidden_act": "gelu"}, "hidden_act"),  # also that of the convolutions
+        ("bailing_hybrid", {"hidden_act": "relu"}, "hidden_act"),
         ("qwen3_5_text", {"layer_types": ["linear_attention", "sliding_attention"]}, "'sliding_attention'"),
         ("qwen3_next", {"linear_num_key_heads": 4}, "linear_num_value_heads must be a multiple"),
         ("qwen3_5_text", {"layer_types": ["full_attention"]}, "layer_types must name all 2 layers"),
