@@ -20,12 +20,14 @@ from tests.checkpoints.gguf import latent_files
 from tests.checkpoints.gguf.files import finish, stored, tensor_names
 
 ARCHITECTURES = {
-    "arcee": "arcee", "exaone": "exaone", "exaone4": "exaone4", "gemma": "gemma", "granite_swa": "granite_swa",
-    "granitemoe_swa": "granite_swa", "internlm3": "llama", "iquestcoder": "llama", "jais2": "jais2", "ministral3": "mistral3", "mistral": "mistral3",
-    "nemotron": "nemotron", "seed_oss": "seed_oss", "youtu": "deepseek2",
+    "arcee": "arcee", "bitnet": "bitnet", "exaone": "exaone", "exaone4": "exaone4", "gemma": "gemma",
+    "granite_swa": "granite_swa", "granitemoe_swa": "granite_swa", "internlm3": "llama", "iquestcoder": "llama",
+    "jais2": "jais2", "llama": "internlm2", "ministral3": "mistral3", "mistral": "mistral3", "nemotron": "nemotron",
+    "seed_oss": "seed_oss", "youtu": "deepseek2",
 }  # fmt: skip
-"""GGUF's architecture names by model_type. Mistral is one of a checkpoint that takes images."""
-PERMUTED = ("arcee", "granite_swa", "llama", "mistral3")
+"""GGUF's architecture names by model_type. Mistral is one of a checkpoint that takes images, and Llama an InternLM 2,
+which has its tensors in files."""
+PERMUTED = ("arcee", "granite_swa", "internlm2", "llama", "mistral3")
 GRANITE_MOE = {
     r"self_attn\.sinks": "attn_sinks",
     r"block_sparse_moe\.(?:experts\.gate_up_proj|input_linear\.weight)": "ffn_gate_up_exps",
