@@ -83,7 +83,7 @@ _DEEPSEEK3 = (
     + _SPACES
 )
 _NOT_HAN = [kind.removesuffix("]") + r"&&[^\p{Han}]]" for kind in (_UPPER, _LOWER)]
-_KIMI = (
+KIMI_PATTERN = (
     rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}*{_NOT_HAN[1]}+{_CONTRACTIONS}?|"
     rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}+{_NOT_HAN[1]}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_SIGNS}[\r\n]*|{_SPACES}"
 )
@@ -133,7 +133,7 @@ _PRE_TOKENIZERS = {
     ("laguna",): PreTokenizer((r"[^\n]+|\n+", _QWEN2)),
     ("bailingmoe", "bailingmoe2", "llada-moe"): PreTokenizer((_BAILING,)),
     ("exaone-moe",): PreTokenizer((_EXAONE_MOE,)),
-    ("kimi-k2",): PreTokenizer((_KIMI,)),
+    ("kimi-k2",): PreTokenizer((KIMI_PATTERN,)),
     ("afmoe",): PreTokenizer((_THREES, f"[{_ASIAN_SCRIPTS}]+", _DEEPSEEK3)),
     ("cohere2moe", "tiny_aya"): PreTokenizer((_THREES_OF_WORDS, _GPT4O)),
     ("jais-2",): PreTokenizer((_JAIS2,)),
