@@ -4,10 +4,10 @@ that it declares, and from the strings in the lines of its source that name the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 import re
-import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ LITERAL = re.compile(r"""["']([A-Za-z][A-Za-z0-9_-]*)["']""")
 NOT_OF_THE_MODEL = re.compile(
     r"""dtype|torch_dtype|architectures|return_dict|output_(hidden_states|attentions)|chunk_size_feed_forward|id2label
     |label2id|problem_type|use_cache|is_encoder_decoder|.*_token_id|initializer_range|auto_map|transformers_version
-    |_.*|.*dropout.*|.*pdrop|name_or_path|attn_implementation|model_type|base_model_.*|experts_implementation
+    |_.*|allow_global_per_layer_attribute_access|.*dropout.*|.*pdrop|name_or_path|attn_implementation|model_type|base_model_.*|experts_implementation
     |quantization_config|vision_config|audio_config|text_config|num_labels|num_logits_to_keep|use_mamba_kernels
     |(image|video|pixel|audio|vision|speech|boi|eoi|boa|eoa|im)_.*|.*_(grid_thw|mask|kernels|aux_loss_coef)""",
     re.VERBOSE,
@@ -88,18 +88,17 @@ def field_kinds(config: Any) -> dict[str, frozenset[Any]]:
     """The types of each field that the config declares, or that its class or its model reads in another way. The latter
     have no type here."""
     declared = {field.name: kinds_of(field.type) for field in dataclasses.fields(config)}
-    names = {name for source in sources(config) for name in (*KWARGS.findall(source), *GETATTR.findall(source))}
-    others = names | set(config.attribute_map) - declared.keys()
-    found = declared | {name: frozenset() for name in sorted(others) if name not in declared}
+    names = {*config.attribute_map}
+    for kind, pattern in (("configuration", KWARGS), ("modeling", GETATTR)):
+        names.update(*(pattern.findall(source) for source in sources(config, kind)))
+    found = declared | {name: frozenset() for name in sorted(names - declared.keys())}
     return {name: kinds for name, kinds in found.items() if not NOT_OF_THE_MODEL.fullmatch(name)}
 
 
 def value_of(config: Any, name: str) -> Any:
-    """The value of a field; None if a config has none, or if its layers differ in it."""
-    try:
-        return getattr(config, name, None)
-    except ValueError:
-        return None
+    """The value of a field; None if a config has none. If layers differ in it, that of the others."""
+    config.allow_global_per_layer_attribute_access = True
+    return getattr(config, name, None)
 
 
 def kinds_of(hint: Any) -> frozenset[Any]:
@@ -117,20 +116,21 @@ def kinds_of(hint: Any) -> frozenset[Any]:
     return frozenset().union(*(kinds_of(item) for item in typing.get_args(hint)))
 
 
-def sources(config: Any) -> list[str]:
-    """The source of the config and of the models in its folder."""
+@functools.cache
+def read(path: Path) -> str:
+    return path.read_text()
+
+
+def sources(config: Any, *kinds: str) -> list[str]:
+    """The sources of transformers in the folder of a config, of these kinds: "configuration", "modeling"."""
     folder = Path(inspect.getfile(type(config))).parent
-    return [
-        path.read_text()
-        for kind in ("configuration", "modeling")
-        for path in sorted(folder.glob(f"{kind}_*.py"))
-    ]
+    return [read(path) for kind in kinds for path in sorted(folder.glob(f"{kind}_*.py"))]
 
 
 def literals(config: Any, name: str) -> list[str]:
     """The strings in lines of the source that name a field."""
-    lines = [line for source in sources(config) for line in source.splitlines() if re.search(rf"\b{name}\b", line)]
-    found = {text for line in lines for text in LITERAL.findall(line)}
+    lines = [line for source in sources(config, "configuration", "modeling") for line in source.splitlines()]
+    found = {text for line in lines if re.search(rf"\b{name}\b", line) for text in LITERAL.findall(line)}
     return sorted(found - {name})[:8]
 
 
@@ -187,14 +187,15 @@ def rotations(config: Any, current: Any) -> Iterator[Any]:
     current = current or {}
     by_layer = {kind: value for kind, value in current.items() if isinstance(value, dict)}
     for kind, own in by_layer.items():
-        for value in rotations_of(config, own):
-            yield current | {kind: value}
+        for value in rotations_of(config, own):  # transformers does not see `truncate` there
+            yield current | {kind: {name: item for name, item in value.items() if name != "truncate"}}
     if not by_layer:
         yield from rotations_of(config, current)
 
 
 def rotations_of(config: Any, own: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    base = {"rope_theta": 10000.0} | {name: own[name] for name in ("partial_rotary_factor", "mrope_section") if name in own}
+    kept = ("partial_rotary_factor", "mrope_section")
+    base = {"rope_theta": 10000.0} | {name: own[name] for name in kept if name in own}
     head_dim = value_of(config, "head_dim") or config.hidden_size // config.num_attention_heads
     pairs = int(head_dim * own.get("partial_rotary_factor", 1.0)) // 2
     yield base | {"rope_type": "default", "rope_theta": 500.0}

@@ -1,4 +1,4 @@
-"""Every field that transformers reads, changed alone: the logits are those of transformers, or the config is refused."""
+"""Fields that transformers reads, each changed alone: logits are those of transformers, or the config is refused."""
 
 from __future__ import annotations
 

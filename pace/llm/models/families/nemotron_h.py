@@ -135,7 +135,7 @@ class NemotronHConfig(BiasedChoiceConfig, LlamaConfig):
             raise ValueError("config.json: hybrid_override_pattern contradicts layers_block_type")
         if not {LINEAR, FULL} & set(self.kinds):
             raise NotImplementedError(
-                f"config.json: layers_block_type without {LINEAR} and {FULL} is not implemented: no layer keeps anything"
+                f"config.json: layers_block_type needs a layer that keeps something: {LINEAR} or {FULL}"
             )
         if self.num_hidden_layers not in (None, len(self.kinds)):
             logger.warning(

@@ -28,7 +28,9 @@ ARCHITECTURES = {
 """GGUF's architecture names by model_type. Mistral is one of a checkpoint that takes images, and Llama an InternLM 2,
 which has its tensors in files."""
 PERMUTED = ("arcee", "granite_swa", "internlm2", "llama", "mistral3")
-GRANITE_MOE = {
+UNKNOWN = {
+    r"self_attn\.attn_sub_norm\.weight": "attn_sub_norm",
+    r"mlp\.ffn_sub_norm\.weight": "ffn_sub_norm",
     r"self_attn\.sinks": "attn_sinks",
     r"block_sparse_moe\.(?:experts\.gate_up_proj|input_linear\.weight)": "ffn_gate_up_exps",
     r"block_sparse_moe\.(?:experts\.down_proj|output_linear\.weight)": "ffn_down_exps",
@@ -36,7 +38,7 @@ GRANITE_MOE = {
     r"shared_mlp\.input_linear\.weight": "ffn_up_shexp",
     r"shared_mlp\.output_linear\.weight": "ffn_down_shexp",
 }
-"""Names of Granites with windows that the gguf package of this version does not know, by pattern."""
+"""Names that the gguf package of this version does not know, by pattern: norms of BitNet, Granite with windows."""
 ADDS_ONE = ("gemma", "nemotron")
 LAYER_NORMS = {"nemotron": "norm_eps", "jais2": "layer_norm_eps"}
 
@@ -79,7 +81,7 @@ def arranged(state: dict[str, Tensor], config: dict[str, Any], architecture: str
         if architecture in ADDS_ONE and name.endswith("norm.weight"):
             tensor = tensor + 1
         inside = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
-        part = inside and next((part for pattern, part in GRANITE_MOE.items() if re.fullmatch(pattern, inside[2])), None)
+        part = inside and next((part for pattern, part in UNKNOWN.items() if re.fullmatch(pattern, inside[2])), None)
         yield f"blk.{inside[1]}.{part}.weight" if part else names(name), tensor
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "llama3":
