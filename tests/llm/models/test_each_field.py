@@ -13,6 +13,7 @@ from pace.llm.models.model_list import read_config
 from tests.llm.models.field_changes import Change, changes
 from tests.llm.models.variants import IN_TRANSFORMERS, VISION, save_tiny
 from tests.llm.models.visit import TOLERANCE, oracle, relative_error
+from tests.plugins.tiers import quarter, quarter_of
 from tests.support import TensorDict, backend, backends, prefill
 
 pytest.importorskip("transformers")
@@ -63,10 +64,12 @@ def as_given(change: Change) -> dict:
 @pytest.mark.thorough
 @pytest.mark.parametrize("model_type", IN_TRANSFORMERS)
 def test_a_changed_field_gives_the_logits_of_transformers_or_is_refused(model_type, tmp_path):
+    """A quarter of the changes, which differs by commit."""
     found = {}
     for change in changes(model_type):
-        if change.name.rpartition(".")[2] not in OTHERWISE.get(model_type, ()):
+        follows = change.name.rpartition(".")[2] not in OTHERWISE.get(model_type, ())
+        if follows and quarter_of(str(change)) == quarter():
             found[str(change)] = outcome(change, tmp_path)
     wrong = [f"{change}: {text}" for change, text in found.items() if text not in ("same", "refused", "no model")]
     assert not wrong, "\n".join(wrong)
-    assert sum(text == "same" for text in found.values()) > 10
+    assert sum(text == "same" for text in found.values()) > 2
