@@ -34,7 +34,7 @@ def split_queries_keys_values(files: Sequence[GgufFile], architecture: Architect
 
 def _parts(tensor: GgufTensor, name: str, form: str, keys: Keys, layer: int) -> dict[str, GgufTensor]:
     """The three parts of a tensor, by the names that `form` gives them."""
-    heads = keys.read("attention.head_count")
+    heads = _of_layer(keys, "attention.head_count", layer)
     groups = _of_layer(keys, "attention.head_count_kv", layer) if "attention.head_count_kv" in keys else heads
     slides = "attention.key_length_swa" in keys and _of_layer(keys, "attention.sliding_window_pattern", layer)
     usual = keys.read("embedding_length") // max(1, heads)
