@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from pace.checkpoints.gguf.architectures.architecture import Architecture, Keys
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
@@ -40,13 +41,13 @@ def _parts(tensor: GgufTensor, name: str, form: str, keys: Keys, layer: int) -> 
     usual = keys.read("embedding_length") // max(1, heads)
     widths = [keys.read(f"attention.{part}_length{'_swa' if slides else ''}", usual) for part in ("key", "value")]
     k, v = (groups * width for width in widths)
-    rows = tensor.shape[0] if tensor.shape else 0
+    is_whole = len(tensor.shape) == 2 or len(tensor.shape) == 1 and isinstance(tensor.kind, torch.dtype)
+    rows = tensor.shape[0] if is_whole else 0
     if not 0 < k + v < rows or min(k, v) < 0:
         raise ValueError(
             f"{keys.path}: {name} must have the rows of queries, of {k} keys and of {v} values; it has {rows}"
         )
-    row_bytes = tensor.nbytes // rows if len(tensor.shape) > 1 else tensor.kind.itemsize
-    found, begin = {}, tensor.begin
+    row_bytes, found, begin = tensor.nbytes // rows, {}, tensor.begin
     for part, count in (("q", rows - k - v), ("k", k), ("v", v)):
         found[form.format(part)] = tensor._replace(shape=(count, *tensor.shape[1:]), begin=begin)
         begin += count * row_bytes
