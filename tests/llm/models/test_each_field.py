@@ -36,7 +36,7 @@ def outcome(change: Change, folder: Path) -> str:
     try:
         expected = oracle(save_tiny(folder, change.model_type, change.fields), TOKENS)
         state = load_file(folder / "model.safetensors")
-    except Exception:  # whatever a config that does not fit together leads to
+    except Exception:  # the fields do not fit together
         return "no model"
     if not expected.isfinite().all():
         return "no model"
