@@ -1,6 +1,6 @@
 """Tensors that `convert_hf_to_gguf.py --fuse-qkv` has joined: the queries, keys and values of a layer.
 
-    blk.3.attn_qkv.weight [q + k + v, K]  ->  blk.3.attn_q.weight [q, K], blk.3.attn_k.weight [k, K], ..."""
+blk.3.attn_qkv.weight [q + k + v, K]  ->  blk.3.attn_q.weight [q, K], blk.3.attn_k.weight [k, K], ..."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ _EXAONE_MOE = (
     r"\s*[\r\n]|\s+(?!\S)|\s+"
 )
 _THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
-"""Numerals in groups of three, the first of which may be shorter."""
+"""Numerals in groups of three. The first may be shorter."""
 _THREES_OF_WORDS = r"\d{1,3}(?=(?:\d{3})*\b)"
 """The same for a number that ends a word."""
 _ASIAN_SCRIPTS = (
