@@ -220,3 +220,15 @@ def test_tokens_alone_in_a_batch_after_a_prefix_and_with_drafts(model_type, tmp_
     with LLMModel(tmp_path, dtype="float32", progress=False, spec_config=PromptLookupConfig()) as model:
         for _ in range(2):  # the second time after prefixes
             assert generate(model, prompts) == alone
+
+
+def test_a_session_of_convolutions_that_keep_nothing(tmp_path):
+    """A convolution of one position has a state of no elements."""
+    save_tiny(tmp_path, "lfm2", {"conv_L_cache": 1})
+    with LLMModel(tmp_path, dtype="float32", progress=False) as model:
+        with model.session() as session:
+            session.append(IDS)
+            session.save(tmp_path / "a.session")
+            expected = session.append(IDS)
+        with model.load_session(tmp_path / "a.session") as session:
+            assert torch.equal(session.append(IDS), expected)
