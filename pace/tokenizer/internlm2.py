@@ -11,6 +11,9 @@ from pace.checkpoints.sentencepiece import read_sentencepiece
 from pace.checkpoints.vocabulary import CONTROL, added_token, listed_tokens, read_vocabulary, text_with_ends
 from pace.tokenizer.tokenizer import Tokenizer
 
+VOCABULARY = "tokenizer.model"
+"""File of the vocabulary."""
+
 CLASSES = ("InternLM2Tokenizer", "InternLM2TokenizerFast")
 KEPT = ("bos_token", "eos_token", "unk_token", "pad_token", "chat_template", "model_max_length",
         "additional_special_tokens")  # fmt: skip

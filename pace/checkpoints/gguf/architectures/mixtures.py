@@ -260,7 +260,7 @@ MIXTURES = (
     ),
     Architecture(
         "mistral4", "mistral4", latent=True, convert=mistral4,
-        names=LATENT.but({"ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj", **SHARED_EXPERTS}),
+        names=LATENT.but(SHARED_EXPERTS),
         keys={
             **DEEPSEEK,
             "n_shared_experts": Key("expert_shared_count"),

@@ -24,14 +24,16 @@ from tests.plugins.tiers import sample
 from tests.support import prefill
 
 HELD = (
-    "arcee-default exaone-default exaone-llama3-tied exaone4-default exaone4-no-window exaone4-types-tied "
-    "gemma-default granite_swa-default granite_swa-types internlm3-default iquestcoder-bias-tied jais2-default "
-    "jais2-no-bias ministral3-default mistral-no-window nemotron-default nemotron-bias-linear seed_oss-default "
-    "seed_oss-biases youtu-default"
+    "arcee-default bitnet-tied-bias-silu exaone-default exaone-llama3-tied exaone4-default exaone4-no-window "
+    "exaone4-types-tied gemma-default granite_swa-default granite_swa-types granitemoe_swa-default internlm3-default "
+    "iquestcoder-bias-tied jais2-default jais2-no-bias llama-gqa ministral3-default mistral-no-window nemotron-default "
+    "nemotron-bias-linear seed_oss-default seed_oss-biases youtu-default"
 ).split()
 """The variants that a file can describe."""
-ALWAYS = {"exaone4-default", "gemma-default", "granite_swa-default", "ministral3-default", "nemotron-default",
-          "seed_oss-default", "youtu-default"}  # fmt: skip
+ALWAYS = {"exaone4-default", "gemma-default", "granite_swa-default", "granitemoe_swa-default", "ministral3-default",
+          "nemotron-default", "seed_oss-default", "youtu-default"}  # fmt: skip
+UNSTATED = {"bos_token_id", "eos_token_id", "pad_token_id"}
+"""Fields that come from a file's vocabulary, which these have not."""
 OTHERS = {"exaone4": "sliding_window_pattern", "exaone": "rope", "nemotron": "rms_norm_eps", "jais2": "rms_norm_eps"}
 """model_type -> pattern of fields that a file does not have or expresses differently."""
 
@@ -88,6 +90,12 @@ def test_layers_of_granite_that_do_not_rotate(tmp_path):
     logits = prefill(load(tmp_path / "model.gguf"), IDS_OF_TOKENS)
     change_json(tmp_path / "hub" / "config.json", layer_rope_theta=[1e4, 0, 1e4, 1e4, 0])
     assert torch.equal(logits, prefill(load(tmp_path / "hub"), IDS_OF_TOKENS))
+
+
+def test_a_granite_without_rotation_is_refused(tmp_path):
+    written(tmp_path, "granite_swa-default", add=lambda writer: writer.add_rope_scaling_finetuned(False))
+    with pytest.raises(NotImplementedError, match="granite_swa.rope.scaling.finetuned = false"):
+        config_of(tmp_path)
 
 
 def test_windows_of_exaone_that_a_file_does_not_state(tmp_path):
