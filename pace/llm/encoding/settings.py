@@ -46,6 +46,13 @@ OLD_POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Field of an older Pooling -> name, in the order of concatenation."""
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+OUTPUTS = {
+    "feature-extraction": ("last_hidden_state", "token_embeddings"),
+    "sequence-classification": ("logits", "scores"),
+    "text-generation": ("logits", "causal_logits"),
+}
+"""Task of a model -> what its forward pass returns, and the name of that for the next module."""
 LOADING_FIELDS = {
     *("trust_remote_code", "torch_dtype", "dtype", "attn_implementation", "use_cache", "use_flash_attn"),
     *("add_pooling_layer", "low_cpu_mem_usage", "padding_side", "unpad_inputs", "use_memory_efficient_attention"),
@@ -91,6 +98,10 @@ class EncodingSettings:
     """True if a classifier scores pairs in the prompt of `answers`."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    pair_prompt: str = ""
+    """Text before the first text of each pair of a cross-encoder; for a model that answers yes or no, its task."""
+    similarity: str = "cosine"
+    """One of `SIMILARITIES`: how vectors are compared."""
     truncate_dim: int | None = None
     """Dimensions of a vector, if fewer than the modules give."""
     max_length: int | None = None
@@ -241,10 +252,18 @@ def _read_prompts(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path}: default_prompt_name = {shown(default)} is none of the prompts ({', '.join(prompts) or 'none'})"
         )
+    similarity = config.get("similarity_fn_name") or SIMILARITIES[0]
+    if similarity not in SIMILARITIES:
+        raise NotImplementedError(
+            f"{path}: similarity_fn_name = {shown(similarity)} is not implemented; implemented: "
+            f"{', '.join(SIMILARITIES)}"
+        )
     size = config.get("truncate_dim")
     return {
         "prompts": {name: text or "" for name, text in prompts.items()},
         "default_prompt_name": default,
+        "pair_prompt": kind == "CrossEncoder" and prompts.get(default) or "",
+        "similarity": similarity,
         "truncate_dim": None if size is None else _count(path, "truncate_dim", size),
     }
 
@@ -261,25 +280,47 @@ def _read_texts(path: Path) -> dict[str, Any]:
     if not isinstance(default_task, str | None):
         raise ValueError(f"{path}: default_task must be the name of a task; got {shown(default_task)}")
     task = config.get("transformer_task", "feature-extraction")
-    tasks = ("feature-extraction", "sequence-classification", "text-generation")
-    if task not in tasks:
+    if task not in OUTPUTS:
         raise NotImplementedError(
-            f"{path}: transformer_task = {shown(task)} is not implemented; implemented: {', '.join(tasks)}"
+            f"{path}: transformer_task = {shown(task)} is not implemented; implemented: {', '.join(OUTPUTS)}"
         )
-    forms = config.get("modality_config")
-    if task != "text-generation":  # there, the pair is written as Qwen3-Reranker wants it
-        if config.get("processing_kwargs"):
-            raise NotImplementedError(
-                f"{path}: processing_kwargs = {shown(config['processing_kwargs'])} is not implemented"
-            )
-        if forms is not None and not (isinstance(forms, dict) and "text" in forms):
-            raise NotImplementedError(f'{path}: modality_config without "text" is not implemented; got {shown(forms)}')
+    _check_forms(path, task, config)
     length = config.get("max_seq_length")
     return {
         "max_length": None if length is None else _count(path, "max_seq_length", length),
         "lower_case": _flag(path, "do_lower_case", config.get("do_lower_case") or False),
         "default_task": default_task,
     }
+
+
+def _check_forms(path: Path, task: str, config: Mapping[str, Any]) -> None:
+    """Raises NotImplementedError unless a text is what the tokenizer makes of it, and the next module gets what the
+    model usually returns. A model that generates is asked in the prompt of Qwen3-Reranker, whatever the file says."""
+    output, name = OUTPUTS[task]
+    usual = {"method": "forward", "method_output_name": output}
+    if (given := config.get("module_output_name")) not in (None, name):
+        raise NotImplementedError(f'{path}: module_output_name = {shown(given)} is not implemented; "{name}" is')
+    forms = config.get("modality_config")
+    forms = {"text": usual} if forms is None else forms
+    if not isinstance(forms, dict) or not (forms.keys() & {"text", "message"}):
+        raise NotImplementedError(f'{path}: modality_config without "text" is not implemented; got {shown(forms)}')
+    for kind in forms.keys() & {"text", "message"}:
+        form = forms[kind]
+        if not isinstance(form, dict) or any(form.get(key) != value for key, value in usual.items()):
+            raise NotImplementedError(
+                f"{path}: modality_config[{shown(kind)}] = {shown(form)} is not implemented; {usual} is"
+            )
+    if task == "text-generation":
+        return
+    if "message" in forms:
+        raise NotImplementedError(
+            f'{path}: modality_config with "message" is not implemented: it puts texts into a chat template; take it '
+            "out of the file to embed texts as they are"
+        )
+    if config.get("processing_kwargs"):
+        raise NotImplementedError(
+            f"{path}: processing_kwargs = {shown(config['processing_kwargs'])} is not implemented"
+        )
 
 
 # -- fields ------------------------------------------------------------------------------------------------------------

@@ -261,6 +261,28 @@ def test_a_qwen3_model_answers_yes_or_no(qwen):
             model.classify(TEXTS)
 
 
+def test_the_prompt_of_a_cross_encoder_is_before_the_first_text(tmp_path):
+    """As in sentence-transformers. For a model that answers yes or no, it is the task."""
+    prompts = {"prompts": {"web": "one: "}, "default_prompt_name": "web", "model_type": "CrossEncoder"}
+    save_bert(tmp_path / "bert", "BertForSequenceClassification", num_labels=1)
+    save_causal(tmp_path / "qwen")
+    prompted = [("one: what?", "a fox")]
+    with load(tmp_path / "bert") as model:
+        expected = model.score(prompted), model.classify(prompted), model.classify(["one: what?"])
+    with load(tmp_path / "qwen") as model:
+        answer = model.score([("what?", "a fox")], instruction="one: ")
+    for folder in ("bert", "qwen"):
+        write_json(tmp_path / folder / "config_sentence_transformers.json", prompts)
+    pair = [("what?", "a fox")]
+    with load(tmp_path / "bert") as model:
+        found = model.score(pair), model.classify(pair), model.classify(["what?"])
+        assert all(map(torch.equal, found, expected))
+        assert model.rank("what?", ["a fox"]) == [(0, expected[0].item())]
+    with load(tmp_path / "qwen") as model:
+        assert torch.equal(model.score(pair), answer)
+        assert not torch.equal(model.score(pair, instruction="Find foxes"), answer)
+
+
 def test_answers_that_modules_name(tmp_path):
     oracle = save_causal(tmp_path)
     write_modules(tmp_path, ("LogitScore", {"true_token_id": 9, "false_token_id": None}))
@@ -320,6 +342,13 @@ def test_settings_are_checked_before_weights_are_read(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(NotImplementedError, match="CNN"):
         load(tmp_path)
+
+
+def test_models_of_other_modules_are_refused_by_name_without_a_config_json(tmp_path):
+    for kind in ("StaticEmbedding", "Router", "WordEmbeddings"):
+        write_json(tmp_path / "modules.json", [{"idx": 0, "path": f"0_{kind}", "type": f"sentence_transformers.{kind}"}])
+        with pytest.raises(NotImplementedError, match=f"module 0, 'sentence_transformers.{kind}'"):
+            load(tmp_path)
 
 
 def test_weights_keep_their_dtype(tmp_path):
