@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pace.llm.encoding.causal import Answers, CausalEmbedder
 from pace.llm.encoding.embedder import LOGITS, Embedder, Pooling, TextTokens, wait_for
-from pace.llm.encoding.instructions import FAMILY, PairPrompt, answer_ids
+from pace.llm.encoding.instructions import FAMILY, answer_ids, pair_prompt
 from pace.llm.encoding.open import SANE_LENGTH, Parts, open_parts
 from pace.llm.encoding.pooling import Finish
 from pace.llm.encoding.texts import TextEncoder
@@ -139,8 +139,7 @@ class EmbeddingModel:
         self._answers: Answers | None = None
         self._cannot_rank = self._find_answers(parts)
         self.can_rank = not self._cannot_rank
-        asks = self._answers is not None or settings.asks
-        self._prompt = PairPrompt(tokenizer, self.max_length) if asks and tokenizer is not None else None
+        self._prompt = pair_prompt(tokenizer, self.max_length, settings, self._answers is not None)
         self._pair_prompt = settings.pair_prompt
 
     def _find_answers(self, parts: Parts) -> str:
@@ -151,12 +150,13 @@ class EmbeddingModel:
             return f"its classifier has {self.num_labels} labels, and a score needs one; classify gives all"
         if not isinstance(self.embedder, CausalEmbedder):
             return "it has no classifier; embed gives vectors, whose products compare texts"
-        kind = type(parts.model).__name__
-        if not kind.startswith(FAMILY):
+        kind, settings = type(parts.model).__name__, parts.settings
+        knows_how = settings.has_plain_pairs or settings.pair_template is not None
+        if not kind.startswith(FAMILY) and not (settings.answers and knows_how):
             return f"{kind} has no classifier, and only {FAMILY} models are asked for yes or no"
         if parts.model.lm_head is None:
             return "its checkpoint has neither a classifier nor an LM head"
-        self._answers = parts.settings.answers
+        self._answers = settings.answers
         if self._answers is None and parts.tokenizer is not None:
             try:
                 self._answers = answer_ids(parts.tokenizer)
@@ -256,9 +256,7 @@ class EmbeddingModel:
             task = self._pair_prompt or None if instruction is None else instruction
             return self._prompt.pairs(_read_pairs(pairs), task, truncate)
         if instruction is not None:
-            raise ValueError(
-                f"instruction has no place in the input of {self.name}, which is a classifier; leave it out"
-            )
+            raise ValueError(f"instruction has no place in the pairs of {self.name}; leave it out")
         return encoder.pairs(_read_pairs(pairs, self._pair_prompt), truncate)
 
     def tokenize_to_classify(self, texts: Texts | Pairs, truncate: bool = False) -> list[TextTokens]:

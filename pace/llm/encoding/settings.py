@@ -47,12 +47,16 @@ OLD_POOLINGS = {
 }
 """Field of an older Pooling -> name, in the order of concatenation."""
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+ANSWERS = "text-generation"
+"""Task of a model that is asked for yes or no."""
 OUTPUTS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "sequence-classification": ("logits", "scores"),
-    "text-generation": ("logits", "causal_logits"),
+    ANSWERS: ("logits", "causal_logits"),
 }
 """Task of a model -> what its forward pass returns, and the name of that for the next module."""
+OF_TOKENS = {"padding", "truncation", "max_length", "return_tensors", "tokenize", "return_dict"}
+"""Arguments of a chat template that are not its variables."""
 LOADING_FIELDS = {
     *("trust_remote_code", "torch_dtype", "dtype", "attn_implementation", "use_cache", "use_flash_attn"),
     *("add_pooling_layer", "low_cpu_mem_usage", "padding_side", "unpad_inputs", "use_memory_efficient_attention"),
@@ -83,6 +87,16 @@ AfterPooling = DenseSettings | Normalise
 
 
 @dataclass(frozen=True)
+class PairTemplate:
+    """How a chat template writes a query and a document."""
+
+    is_flat: bool = True
+    """True if the content of a message is a text, False for a list of parts."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Of the template."""
+
+
+@dataclass(frozen=True)
 class EncodingSettings:
     """What a checkpoint says about texts and vectors, next to its model."""
 
@@ -95,7 +109,11 @@ class EncodingSettings:
     answers: tuple[int, int | None] | None = None
     """Ids of the tokens whose logits are the score of a pair: the first less the second, if there is one."""
     asks: bool = False
-    """True if a classifier scores pairs in the prompt of `answers`."""
+    """True if a classifier scores pairs in the prompt of Qwen3-Reranker."""
+    pair_template: PairTemplate | None = None
+    """What writes the pairs of `answers`, in place of the prompt of Qwen3-Reranker."""
+    has_plain_pairs: bool = False
+    """True if pairs of `answers` are written as for a classifier."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     pair_prompt: str = ""
@@ -284,18 +302,19 @@ def _read_texts(path: Path) -> dict[str, Any]:
         raise NotImplementedError(
             f"{path}: transformer_task = {shown(task)} is not implemented; implemented: {', '.join(OUTPUTS)}"
         )
-    _check_forms(path, task, config)
+    forms = _read_forms(path, task, config)
     length = config.get("max_seq_length")
     return {
         "max_length": None if length is None else _count(path, "max_seq_length", length),
         "lower_case": _flag(path, "do_lower_case", config.get("do_lower_case") or False),
         "default_task": default_task,
+        **(_read_pair_form(path, forms, config) if task == ANSWERS else {}),
     }
 
 
-def _check_forms(path: Path, task: str, config: Mapping[str, Any]) -> None:
-    """Raises NotImplementedError unless a text is what the tokenizer makes of it, and the next module gets what the
-    model usually returns. A model that generates is asked in the prompt of Qwen3-Reranker, whatever the file says."""
+def _read_forms(path: Path, task: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `modality_config`. Raises NotImplementedError unless the next module gets what the model usually returns,
+    for texts as they are. For ANSWERS, a chat template may write them."""
     output, name = OUTPUTS[task]
     usual = {"method": "forward", "method_output_name": output}
     if (given := config.get("module_output_name")) not in (None, name):
@@ -310,8 +329,8 @@ def _check_forms(path: Path, task: str, config: Mapping[str, Any]) -> None:
             raise NotImplementedError(
                 f"{path}: modality_config[{shown(kind)}] = {shown(form)} is not implemented; {usual} is"
             )
-    if task == "text-generation":
-        return
+    if task == ANSWERS:
+        return forms
     if "message" in forms:
         raise NotImplementedError(
             f'{path}: modality_config with "message" is not implemented: it puts texts into a chat template; take it '
@@ -321,6 +340,18 @@ def _check_forms(path: Path, task: str, config: Mapping[str, Any]) -> None:
         raise NotImplementedError(
             f"{path}: processing_kwargs = {shown(config['processing_kwargs'])} is not implemented"
         )
+    return forms
+
+
+def _read_pair_form(path: Path, forms: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `EncodingSettings` about the pairs of a model that answers."""
+    given = config.get("processing_kwargs") or {}
+    variables = given.get("chat_template") or {} if isinstance(given, dict) else None
+    if not isinstance(variables, dict) or given.keys() - {"chat_template"} or variables.keys() & OF_TOKENS:
+        raise NotImplementedError(f"{path}: processing_kwargs = {shown(given)} is not implemented")
+    if "message" not in forms:
+        return {"has_plain_pairs": True}
+    return {"pair_template": PairTemplate(forms["message"].get("format") != "structured", variables)}
 
 
 # -- fields ------------------------------------------------------------------------------------------------------------

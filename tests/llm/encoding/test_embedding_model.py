@@ -292,6 +292,47 @@ def test_answers_that_modules_name(tmp_path):
         assert model.score([("a", "b")]).item() == pytest.approx(torch.sigmoid(logit).item(), abs=1e-5)
 
 
+def test_pairs_of_answers_are_written_as_the_files_say(tmp_path):
+    """In a chat template, or as for a classifier; the model may be of any family."""
+    oracle = save_causal(tmp_path, "LlamaForCausalLM", ends=True, head_dim=8)
+    write_modules(tmp_path, ("LogitScore", {"true_token_id": 9, "false_token_id": 7}))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    form, prompts = {"method": "forward", "method_output_name": "logits"}, tmp_path / "config_sentence_transformers.json"
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template + "{% if add_generation_prompt %}So{% endif %}")
+
+    def written(forms, **more):
+        settings = {"transformer_task": "text-generation", "modality_config": forms, **more}
+        write_json(tmp_path / "sentence_bert_config.json", settings)
+
+    def check(ids, **options):
+        with load(tmp_path, max_seq_len=200) as model, torch.no_grad():
+            logits = oracle(torch.tensor([ids])).logits[0, -1]
+            found = model.score([("what?", "a fox")], **options).item()
+            assert found == pytest.approx(torch.sigmoid(logits[9] - logits[7]).item(), abs=1e-5)
+
+    def rendered(system=""):
+        return f"{system}<|im_start|>query: what?<|im_end|><|im_start|>document: a fox<|im_end|>So"
+
+    ids = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+    written({"text": form})
+    check(tokenizer("what?", "a fox")["input_ids"])
+    chat = {"text": form, "message": form | {"format": "flat"}}
+    written(chat, processing_kwargs={"chat_template": {"add_generation_prompt": True}})
+    check(ids(rendered()))
+    check(ids(rendered("<|im_start|>system: Find foxes<|im_end|>")), instruction="Find foxes")
+    write_json(prompts, {"prompts": {"a": "web"}, "default_prompt_name": "a", "model_type": "CrossEncoder"})
+    check(ids(rendered("<|im_start|>system: web<|im_end|>")))
+    with load(tmp_path, max_seq_len=90) as model:
+        assert len(model.tokenize_pairs([("a", "b" * 200)], truncate=True)[0]) == 90
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(NotImplementedError, match='roles "query" and "document"'):
+        load(tmp_path)
+    written(chat, processing_kwargs={"text": {"max_length": 3}})
+    with pytest.raises(NotImplementedError, match="processing_kwargs"):
+        load(tmp_path)
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
