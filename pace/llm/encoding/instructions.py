@@ -95,7 +95,7 @@ class TemplatePrompt(PairPrompt):
         self._template = template
         try:
             text, why = self._text(None, "QUERY", "DOCUMENT"), "it leaves out one of the texts"
-        except Exception as error:  # whatever the template raises
+        except Exception as error:  # any error of the template
             text, why = "", one_line(error)
         if not ("QUERY" in text and "DOCUMENT" in text):
             raise NotImplementedError(

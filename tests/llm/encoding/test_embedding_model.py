@@ -297,7 +297,8 @@ def test_pairs_of_answers_are_written_as_the_files_say(tmp_path):
     oracle = save_causal(tmp_path, "LlamaForCausalLM", ends=True, head_dim=8)
     write_modules(tmp_path, ("LogitScore", {"true_token_id": 9, "false_token_id": 7}))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    form, prompts = {"method": "forward", "method_output_name": "logits"}, tmp_path / "config_sentence_transformers.json"
+    form = {"method": "forward", "method_output_name": "logits"}
+    prompts = tmp_path / "config_sentence_transformers.json"
     template = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
     (tmp_path / "chat_template.jinja").write_text(template + "{% if add_generation_prompt %}So{% endif %}")
 
@@ -387,7 +388,8 @@ def test_settings_are_checked_before_weights_are_read(tmp_path):
 
 def test_models_of_other_modules_are_refused_by_name_without_a_config_json(tmp_path):
     for kind in ("StaticEmbedding", "Router", "WordEmbeddings"):
-        write_json(tmp_path / "modules.json", [{"idx": 0, "path": f"0_{kind}", "type": f"sentence_transformers.{kind}"}])
+        module = {"idx": 0, "path": f"0_{kind}", "type": f"sentence_transformers.{kind}"}
+        write_json(tmp_path / "modules.json", [module])
         with pytest.raises(NotImplementedError, match=f"module 0, 'sentence_transformers.{kind}'"):
             load(tmp_path)
 

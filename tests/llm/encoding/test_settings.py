@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pace.llm.encoding.settings import DenseSettings, EncodingSettings, Normalise, read_settings
+from pace.llm.encoding.settings import ANSWERS, DenseSettings, EncodingSettings, Normalise, read_settings
 from tests.llm.encoding.checkpoints import write_json, write_modules
 
 POOLING = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
@@ -132,7 +132,7 @@ def test_other_files_refuse_unknown_fields_unless_they_are_empty(tmp_path):
         (texts, 'modality_config without "text"', {"modality_config": {"image": {}}}),
         (texts, 'modality_config with "message"', {"modality_config": {"text": FORM, "message": FORM}}),
         (texts, r"modality_config\['text'\] = ", {"modality_config": {"text": FORM | {"method": "get_text_features"}}}),
-        (texts, "method_output_name': 'logits'", {"transformer_task": "text-generation", "modality_config": {"text": FORM}}),
+        (texts, "method_output_name': 'logits'", {"transformer_task": ANSWERS, "modality_config": {"text": FORM}}),
         (texts, "module_output_name = 'sentence_embedding'", {"module_output_name": "sentence_embedding"}),
         (prompts, "similarity_fn_name = 'maxsim'", {"similarity_fn_name": "maxsim"}),
     ]:

@@ -1,5 +1,5 @@
 """Each field of an encoder's config, changed from its default: the rows are those of transformers, or the field is
-refused by name. One of few places that find a field which nobody thought of."""
+refused by name."""
 
 from __future__ import annotations
 
