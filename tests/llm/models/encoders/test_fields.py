@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,7 +54,6 @@ CHANGES: dict[str, list[Any]] = {
     "tie_word_embeddings": [True, False],
     "torchscript": [True],
     "type_vocab_size": [0, 1, 4],
-    "use_bidirectional_attention": [False],
     "vocab_size": [131],
 }
 """Values of fields with a meaning of their own. Other fields get values by the type of their default."""
@@ -111,13 +111,16 @@ def compare(folder: Any, oracle: Any, field: str) -> str:
     try:
         encoder = load_encoder(folder, native)
     except (NotImplementedError, ValueError) as error:
-        is_named = field in str(error) or "contradicts its other spelling" in str(error)
+        names = {"rope_parameters": "ro(pe|tary)"}.get(field, field)  # the wrong field inside may be named
+        is_named = re.search(f"{names}|contradicts its other spelling", str(error))
         return "" if is_named else f"refused without its name: {error}"
     for text in random_texts(encoder, LENGTHS):
         try:
             theirs = oracle_rows(oracle, encoder, text)
         except Exception:
             continue  # transformers cannot compute it
+        if not theirs.isfinite().all():
+            continue
         ours = rows_of(encoder, text)
         if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=0.0, atol=4e-5 * theirs.abs().max()):
             return f"other rows for {len(text)} tokens, by {(ours - theirs).abs().max() / theirs.abs().max():.2g}"
