@@ -107,10 +107,12 @@ class TemplatePrompt(PairPrompt):
         return self._ids(self._text(task, query, document))
 
     def _text(self, task: str | None, query: str, document: str) -> str:
-        content = (lambda text: text) if self._template.is_flat else (lambda text: [{"type": "text", "text": text}])
-        roles = {"system": task or None, "query": query, "document": document}
-        messages = [{"role": role, "content": content(text)} for role, text in roles.items() if text is not None]
+        texts = {"system": task or None, "query": query, "document": document}
+        messages = [{"role": role, "content": self._content(text)} for role, text in texts.items() if text is not None]
         return self._tokenizer.apply_chat_template(messages, tokenize=False, **self._template.variables)
+
+    def _content(self, text: str) -> str | list[dict[str, str]]:
+        return text if self._template.is_flat else [{"type": "text", "text": text}]
 
 
 def pair_prompt(tokenizer: Any, max_length: int, settings: EncodingSettings, asks: bool) -> PairPrompt | None:
