@@ -72,7 +72,7 @@ def changes(architecture: str) -> Iterator[tuple[str, Any]]:
         elif isinstance(default, str) and ("act" in name or default in ("gelu", "silu")):
             values = list(ACTIVATIONS)
         elif isinstance(default, int):
-            values = [0, 1, 2, 7, 64]
+            values = [0, 7, 64]  # smaller ones make sums that cancel
         elif isinstance(default, float):
             values = [0.0, 0.25, 2.0]
         elif isinstance(default, str):
