@@ -93,7 +93,7 @@ class PairTemplate:
     is_flat: bool = True
     """True if the content of a message is a text, False for a list of parts."""
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """Of the template."""
+    """Variables of the template."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class ModelService:
         """Maximum number of tokens of a sequence; None until the model was loaded once."""
         self.adapters = ServedAdapters(options)
         self._tasks: set[asyncio.Task[Any]] = set()
-        """Those that `drain` cancels."""
+        """Tasks that `drain` cancels."""
         self._turns: AbstractContextManager[None] = NO_TURNS
 
     def use_turns(self, turns: AbstractContextManager[None]) -> None:

@@ -262,7 +262,7 @@ def test_a_qwen3_model_answers_yes_or_no(qwen):
 
 
 def test_the_prompt_of_a_cross_encoder_is_before_the_first_text(tmp_path):
-    """As in sentence-transformers. For a model that answers yes or no, it is the task."""
+    """So does sentence-transformers. For a model that answers yes or no, it is the task."""
     prompts = {"prompts": {"web": "one: "}, "default_prompt_name": "web", "model_type": "CrossEncoder"}
     save_bert(tmp_path / "bert", "BertForSequenceClassification", num_labels=1)
     save_causal(tmp_path / "qwen")
