@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pace.llm.embedding_model import EmbeddingModel
 
-
 DISTANCES = {"euclidean": 2.0, "manhattan": 1.0}
 """Similarity of sentence-transformers -> the norm whose distance it is."""
 

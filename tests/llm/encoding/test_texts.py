@@ -80,7 +80,7 @@ def test_sides_types_and_lower_case():
 def test_special_tokens_in_texts_are_words_if_the_checkpoint_says_so():
     pytest.importorskip("transformers")
     for make in (oracle, own):
-        splits = make(word_pieces(), **({"split_special_tokens": True}))
+        splits = make(word_pieces(), split_special_tokens=True)
         assert TextEncoder(splits, 9).texts(["[SEP]"], False)[0].tokens != (2, 3, 3)
         assert TextEncoder(make(word_pieces()), 9).texts(["[SEP]"], False)[0].tokens == (2, 3, 3)
 
