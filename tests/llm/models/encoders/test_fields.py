@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,14 +107,14 @@ def test_a_changed_field_has_the_effect_that_it_has_in_transformers(architecture
     assert num_compared > 20
 
 
-def compare(folder: Any, oracle: Any, field: str) -> str:
+def compare(folder: Path, oracle: Any, field: str) -> str:
     """Returns what is wrong with the rows of a checkpoint; "" if nothing is, or if it is refused by name."""
     try:
         encoder = load_encoder(folder, native)
     except (NotImplementedError, ValueError) as error:
         names = {"rope_parameters": "ro(pe|tary)"}.get(field, field)  # the wrong field inside may be named
         is_named = re.search(f"{names}|contradicts its other spelling", str(error))
-        return "" if is_named else f"refused without its name: {error}"
+        return "" if is_named or is_useless(oracle) else f"refused without its name: {error}"
     for text in random_texts(encoder, LENGTHS):
         try:
             theirs = oracle_rows(oracle, encoder, text)
@@ -125,3 +126,12 @@ def compare(folder: Any, oracle: Any, field: str) -> str:
         if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=0.0, atol=4e-5 * theirs.abs().max()):
             return f"other rows for {len(text)} tokens, by {(ours - theirs).abs().max() / theirs.abs().max():.2g}"
     return ""
+
+
+def is_useless(oracle: Any) -> bool:
+    """True if transformers cannot compute a text."""
+    try:
+        oracle(torch.tensor([[5, 6]]))
+    except Exception:
+        return True
+    return False
