@@ -16,8 +16,6 @@ Pair = tuple[str, str]
 
 SLICE = 256
 """Texts that are tokenised at once, so that the threads of the tokenizer do not run for long."""
-QUERY_LENGTH = 1024
-"""Characters of a text that counts as a query."""
 
 
 class TextEncoder:
@@ -60,20 +58,13 @@ class TextEncoder:
         found = []
         for first in range(0, len(inputs), SLICE):
             some = inputs[first : first + SLICE]
-            for index, encoding in enumerate(self._encodings(some), first):
+            for index, encoding in enumerate(self._backend.encode_batch(some), first):
                 if len(encoding.ids) > self.max_length:
                     if not truncate:
                         raise TooLong(index, len(encoding.ids), self.max_length)
                     encoding = self._truncated(inputs[index])
                 found.append(TextTokens(tuple(encoding.ids), self._types(encoding)))
         return found
-
-    def _encodings(self, inputs: list[Any]) -> list[Encoding]:
-        """The encodings of some texts. One query is encoded on this thread, as waking another takes longer."""
-        parts = [inputs[0]] if isinstance(inputs[0], str) else inputs[0]
-        if len(inputs) > 1 or sum(map(len, parts)) > QUERY_LENGTH:
-            return self._backend.encode_batch(inputs)
-        return [self._backend.encode(*parts)]
 
     def _types(self, encoding: Encoding) -> tuple[int, ...] | None:
         types = encoding.type_ids
