@@ -45,7 +45,7 @@ CHANGES: dict[str, list[Any]] = {
     "num_labels": [1, 5],
     "output_hidden_states": [True],
     "pad_token_id": [None, -1, 0, 5, 90],
-    "position_embedding_type": ["relative_key", "relative_key_query", "absolute", "rotary", "alibi"],
+    "position_embedding_type": ["relative_key", "relative_key_query", "absolute", "alibi"],
     "problem_type": ["regression"],
     "pruned_heads": [{0: [1]}],
     "return_dict": [False],
