@@ -164,10 +164,8 @@ class AdapterEndpoint(Endpoint):
         service.check_model(request.model)
         service.check_ready()
         request.check(service.limits)
-        if request.name in scope["app"].state.pool.names:
-            message = f"the name {request.name!r} is taken by a model or an adapter"
-            raise ApiError(409, message, param="name", code="name_taken")
-        value = await service.work(service.adapters.load, request.name, request.path)
+        with scope["app"].state.pool.new_name(request.name):
+            value = await service.work(service.adapters.load, request.name, request.path)
         await http.send_json(send, value, headers=headers)
 
 

@@ -137,8 +137,8 @@ class Service(ModelService):
         deadline = time.monotonic() + seconds
         while self.admission is not None and self.admission.num_requests and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        for answer in list(self._answers):
-            answer.cancel()
+        for running in (*self._answers, *self._tasks):
+            running.cancel()
         deadline = time.monotonic() + 1.0
         while self.admission is not None and self.admission.num_requests and time.monotonic() < deadline:
             await asyncio.sleep(0.005)  # for the last bytes of streams
@@ -241,7 +241,7 @@ class Service(ModelService):
         """Returns the answers and the usage of a decision request. `salt` and `key` are the client's. Raises
         ApiError."""
         generator = self.loaded
-        with self.admission.request(key):
+        with self.cancellable(), self.admission.request(key):
             config, prompts = await self.work(request.read, generator.decider, self.reader)
             num_tokens = sum(len(prompt.tokens) for prompt in prompts)
             num_rows = min(generator.engine.scheduler.max_sequences_per_step, len(prompts))
