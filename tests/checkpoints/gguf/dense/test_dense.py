@@ -32,8 +32,6 @@ HELD = (
 """The variants that a file can describe."""
 ALWAYS = {"exaone4-default", "gemma-default", "granite_swa-default", "granitemoe_swa-default", "ministral3-default",
           "nemotron-default", "seed_oss-default", "youtu-default"}  # fmt: skip
-UNSTATED = {"bos_token_id", "eos_token_id", "pad_token_id"}
-"""Fields that come from a file's vocabulary, which these have not."""
 OTHERS = {"exaone4": "sliding_window_pattern", "exaone": "rope", "nemotron": "rms_norm_eps", "jais2": "rms_norm_eps"}
 """model_type -> pattern of fields that a file does not have or expresses differently."""
 
