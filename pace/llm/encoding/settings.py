@@ -167,11 +167,11 @@ def _read_modules(directory: Path) -> dict[str, Any]:
         if kind == "Transformer":
             if number or where:
                 raise NotImplementedError(f"{path}: the Transformer must be the first module, with an empty path")
-        elif kind == "Pooling" and not fields and not after:
+        elif number and kind == "Pooling" and not fields and not after:
             fields |= _read_pooling(folder / "config.json")
-        elif kind == "Dense":
+        elif number and kind == "Dense":
             after.append(_read_dense(folder))
-        elif kind == "Normalize":
+        elif number and kind == "Normalize":
             config = _read_fields(folder / "config.json", _IN_AND_OUT, optional=True)
             _check_in_and_out(folder / "config.json", config)
             after.append(Normalise())
