@@ -27,8 +27,8 @@ def split_queries_keys_values(files: Sequence[GgufFile], architecture: Architect
     keys = Keys(files[0].metadata, {})
     with_state = {name for file in files for name in file.tensors if "attn_qkv" in names and ".ssm_out." in name}
     for file in files:
-        for name in [name for name in file.tensors if FUSED.fullmatch(name)]:
-            layer, end = FUSED.fullmatch(name).groups()
+        for found in [found for name in file.tensors if (found := FUSED.fullmatch(name))]:
+            name, layer, end = found[0], found[1], found[2]
             if f"blk.{layer}.ssm_out.weight" not in with_state:
                 file.tensors |= _parts(file.tensors.pop(name), name, f"blk.{layer}.attn_{{}}.{end}", keys, int(layer))
 

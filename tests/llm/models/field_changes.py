@@ -173,7 +173,7 @@ def reordered(items: list[Any]) -> Iterator[list[Any]]:
 
 def lists(config: Any, name: str) -> Iterator[list[Any]]:
     """Lists of the numbers of layers, and of kinds of layers."""
-    count = config.num_hidden_layers
+    count = value_of(config, "num_hidden_layers") or 2
     yield from ([0], [count - 1], [1] * count)
     kinds = [text for text in literals(config, name) if "_" in text or text in ("conv", "dense", "sparse", "moe")]
     for kind in kinds:

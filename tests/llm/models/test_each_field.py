@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from pace.llm.models.model_list import read_config
 from tests.llm.models.families.latent_variants import LATENT_BASE
 from tests.llm.models.field_changes import Change, changes
-from tests.llm.models.variants import IN_TRANSFORMERS, VISION, save_tiny
+from tests.llm.models.variants import save_tiny
 from tests.llm.models.visit import TOLERANCE, oracle, relative_error
 from tests.plugins.tiers import quarter, quarter_of
 from tests.support import TensorDict, backend, backends, prefill
@@ -23,6 +23,7 @@ TOKENS = torch.randint(2, 99, (45,), generator=torch.Generator().manual_seed(3))
 
 OTHERWISE = dict.fromkeys((*LATENT_BASE, "bailing_hybrid", "kimi_linear", "youtu"), ("head_dim",)) | {
     "cohere2_moe": ("rope_scaling",),
+    "hy_v3": ("num_shared_experts",),  # without any, transformers saves empty tensors
     "nemotron_h": ("time_step_min", "mamba_dt_min", "time_step_limit", "mamba_dt_limit"),
 }
 """Fields that pace follows and transformers does not, or the reverse, by family (docs/models.md). With latent attention
@@ -60,15 +61,21 @@ def outcome(change: Change, folder: Path) -> str:
 
 def as_given(change: Change) -> dict:
     """The config.json with no other fields than those of the change."""
-    fields = json.loads(json.dumps(change.fields))
-    if change.model_type not in VISION:
-        return {"model_type": change.model_type, **fields}
-    whole = {name: value for name, value in fields.items() if name == "tie_word_embeddings"}
-    return {"model_type": change.model_type, "text_config": fields, **whole}
+    return {"model_type": change.model_type, **json.loads(json.dumps(change.fields))}
+
+
+FAMILIES = """
+afmoe apertus arcee axk1 bailing_hybrid bamba bitnet bloom codegen cohere2_moe cwm deepseek_v3 dots1 exaone4
+exaone_moe falcon falcon_h1 flex_olmo flint gemma gemma4_text gemma4_unified_text gpt_bigcode granite_swa
+granitemoe_swa granitemoehybrid helium hy_v3 hyperclovax jais2 kimi_linear kolibri1 laguna lara_mini lfm2
+lfm2_moe lfm3 mamba2 mellum minimax_m2 ministral ministral3 mistral4 nanochat nemotron nemotron_h olmo
+olmo_hybrid persimmon qwen3_5_moe_text qwen3_5_text qwen3_next seed_oss solar_open vaultgemma youtu
+""".split()
+"""Families with states, Gemma 4, and others that came with them."""
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("model_type", IN_TRANSFORMERS)
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_changed_field_gives_the_logits_of_transformers_or_is_refused(model_type, tmp_path):
     """A quarter of the changes, which differs by commit."""
     found = {}
@@ -78,4 +85,4 @@ def test_a_changed_field_gives_the_logits_of_transformers_or_is_refused(model_ty
             found[str(change)] = outcome(change, tmp_path)
     wrong = [f"{change}: {text}" for change, text in found.items() if text not in ("same", "refused", "no model")]
     assert not wrong, "\n".join(wrong)
-    assert sum(text == "same" for text in found.values()) > 2
+    assert "same" in found.values()

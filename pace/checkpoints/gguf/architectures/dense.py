@@ -160,12 +160,6 @@ MLP_BIAS = {"mlp_bias": "blk.0.ffn_up.bias"}
 
 DENSE = (
     Architecture("llama", "llama", permuted=True, present=BOTH_BIASES, window=llama_window),
-    Architecture("internlm2", "llama", permuted=True, present=BOTH_BIASES),
-    # llama.cpp has no key for the activation, which is SiLU there. Inputs are not rounded.
-    Architecture(
-        "bitnet", "bitnet", defaults={"hidden_act": "silu"}, present=ATTENTION_BIAS,
-        names=LLAMA.but({"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"}),
-    ),
     Architecture("qwen2", "qwen2"),
     Architecture(
         "qwen3", "qwen3", names=replace(LLAMA, outer={**LLAMA.outer, "cls.output": "score"}),
@@ -198,6 +192,12 @@ DENSE = (
         present={**ATTENTION_BIAS, **MLP_BIAS},
     ),
     Architecture("jais2", "jais2", layer_norms="layer_norm_eps", present={**ATTENTION_BIAS, **MLP_BIAS}),
+    Architecture("internlm2", "llama", permuted=True, present=BOTH_BIASES),
+    # llama.cpp has no key for the activation, which is SiLU there. Inputs are not rounded.
+    Architecture(
+        "bitnet", "bitnet", defaults={"hidden_act": "silu"}, present=ATTENTION_BIAS,
+        names=LLAMA.but({"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"}),
+    ),
     Architecture("smollm3", "smollm3", permuted=True, present=BOTH_BIASES),
     Architecture("granite", "granite", permuted=True, present=BOTH_BIASES, convert=granite),
     Architecture(
