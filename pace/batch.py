@@ -314,7 +314,7 @@ class ForwardBatch:
     """int64 `[T]`, the type of each token, for a model that has token types. None for others."""
     largest: Tensor | None = None
     """int64 `[R]`, written by a program: the index of each row's largest logit, as `argmax` gives it. NOT_FOUND if the
-    program does not look for it. None: nobody asks."""
+    program does not look for it. None: not wanted."""
     others: tuple[ForwardBatch, ...] = ()
     """The same step for the second and later groups of layers, with their slots and block tables."""
 
