@@ -31,7 +31,7 @@ struct QuantizedInput {
         return round_up(3 * h.k_padded + numbers + sums + (h.token_inputs ? int64_t(sizeof(float)) : 0), 64);
     }
     static const int16_t* short_sums(const void* row, const PackedHeader& h) {
-        return reinterpret_cast<const int16_t*>(scales(row, h) + h.input_groups());
+        return reinterpret_cast<const int16_t*>(scales(row, h) + divide_up(h.k_padded, kInputGroup));
     }
     static const int16_t* wide_codes(const void* row, const PackedHeader& h) {
         return reinterpret_cast<const int16_t*>(static_cast<const char*>(row) + h.k_padded);

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pace.batch import NOT_FOUND
 from pace.llm.configs import SamplingConfig
 from pace.llm.constraints.mask_filler import NO_MASKS, MaskFiller, NoMasks, PendingMasks
 from pace.llm.sampling.logits import Processors
@@ -203,9 +204,15 @@ class Sampler:
         does."""
         return self._masks.prepare(spans)
 
-    def sample(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks = NO_MASKS) -> list[list[int]]:
+    def sample(
+        self,
+        logits: Tensor,
+        spans: list[Span],
+        pending: PendingMasks | NoMasks = NO_MASKS,
+        largest: Tensor | None = None,
+    ) -> list[list[int]]:
         """Returns the tokens accepted for each span. `logits [R, V]` holds the wanted rows of the spans, in order, and
-        may be changed.
+        may be changed. `largest`: that of the step (`ForwardBatch.largest`).
 
         A sequence fails without affecting others if its logits are not finite, its mask raises or allows nothing, or
         its strategy raises. Its `error` is then set and it gets no tokens.
@@ -215,7 +222,7 @@ class Sampler:
         failures = pending.wait()
         row_counts = [span.num_rows for span in spans]
         drawn = self._draw(logits, spans, row_counts, pending)
-        lists = [tensor.tolist() for tensor in (drawn or [self.ops.argmax(logits)])]
+        lists = [tensor.tolist() for tensor in drawn] if drawn else [self._largest(logits, pending, largest)]
         picked = lists[0]
         for row in failures:
             picked[row] = -1
@@ -280,6 +287,12 @@ class Sampler:
             mask_rows[pending.rows] = torch.arange(len(pending.rows))
             wanted = replace(wanted, masks=pending.bits, mask_rows=mask_rows)
         return self.ops.sample(logits, wanted)
+
+    def _largest(self, logits: Tensor, pending: PendingMasks | NoMasks, largest: Tensor | None) -> list[int]:
+        """Returns the index of the largest logit of each row after its mask; -1 as for `argmax`."""
+        if largest is not None and pending.bits is None and NOT_FOUND not in (found := largest.tolist()):
+            return found
+        return self.ops.argmax(logits).tolist()
 
     def _edits(self, span: Span, plan: RowPlan, num_rows: int) -> list[list[Edits]]:
         """Returns the edits for each wanted row of a span. Its processors' errors fail only this sequence."""
