@@ -41,13 +41,13 @@ def test_a_thousand_at_once_are_all_answered():
 
 
 def test_streams_that_begin_at_once_have_their_exact_frames():
-    fields = {"max_tokens": 30, "ignore_eos": True, "logprobs": True}
-    questions = [[{"role": "user", "content": f"What comes after {number}?"}] for number in range(8)]
+    fields = {"max_tokens": 16, "ignore_eos": True, "logprobs": True}
+    questions = [[{"role": "user", "content": f"What comes after {number}?"}] for number in range(6)]
     with Serving() as serving:
         wholes = [serving.chat(question, **fields).json["choices"][0] for question in questions]
-        with ThreadPoolExecutor(40) as clients:
-            replies = list(clients.map(lambda question: serving.chat(question, stream=True, **fields), questions * 5))
-    for whole, reply in zip(wholes * 5, replies, strict=True):
+        with ThreadPoolExecutor(24) as clients:
+            replies = list(clients.map(lambda question: serving.chat(question, stream=True, **fields), questions * 4))
+    for whole, reply in zip(wholes * 4, replies, strict=True):
         events = reply.events
         assert events[0]["choices"][0]["delta"]["role"] == "assistant" and events[-1] == "[DONE]"
         assert text_of(events) == whole["message"]["content"]
