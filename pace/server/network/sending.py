@@ -28,8 +28,8 @@ def plain_socket(transport: asyncio.Transport) -> socket.socket | None:
 
 
 def write(transport: asyncio.Transport, connection: socket.socket | None, data: bytes) -> None:
-    """As `transport.write(data)`. `connection` is its `plain_socket`. The transport sends what the socket does not take
-    at once, and handles errors."""
+    """Does what `transport.write(data)` does. `connection` is its `plain_socket`. The transport sends what the socket
+    does not take at once, and handles errors."""
     is_next = connection is not None and not transport.is_closing() and not transport.get_write_buffer_size()
     if _send is not None and is_next and type(data) is bytes and len(data) <= SHORT_BYTES:
         num_sent = _send(connection.fileno(), data, len(data), 0)

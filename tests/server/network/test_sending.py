@@ -21,12 +21,12 @@ class Transport:
     """A transport that keeps what it is to send."""
 
     def __init__(self, connection: socket.socket, buffered: int = 0, closing: bool = False, tls: Any = None) -> None:
-        self.told = b""
+        self.left = b""
         self._buffered, self._closing = buffered, closing
         self._info = {"socket": connection, "sslcontext": tls}
 
     def write(self, data: bytes) -> None:
-        self.told += data
+        self.left += data
 
     def is_closing(self) -> bool:
         return self._closing
@@ -58,10 +58,10 @@ def received(far: socket.socket) -> bytes:
 
 
 def write(transport: Transport, data: bytes) -> bytes:
-    """Writes, and returns what the transport was told to send."""
+    """Writes, and returns what is left to the transport."""
     sending.write(transport, sending.plain_socket(transport), data)
-    told, transport.told = transport.told, b""
-    return told
+    left, transport.left = transport.left, b""
+    return left
 
 
 def test_a_short_message_goes_to_the_socket(pair):
@@ -76,13 +76,13 @@ def test_the_transport_sends_what_the_socket_does_not_take(pair):
     near, far = pair
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     data = bytes(range(256)) * 8
-    transport, written, told = Transport(near), b"", b""
-    while not told:
+    transport, written, left = Transport(near), b"", b""
+    while not left:
         written += data
         assert len(written) < 1 << 22, "a socket with a small buffer takes everything"
-        told = write(transport, data)
-    assert len(told) <= len(data)
-    assert received(far) + told == written
+        left = write(transport, data)
+    assert len(left) <= len(data)
+    assert received(far) + left == written
 
 
 @pytest.mark.parametrize("fields", [{"buffered": 1}, {"closing": True}, {"tls": object()}])
@@ -151,4 +151,4 @@ def test_other_threads_do_not_run_while_a_message_is_sent(pair):
     finally:
         sys.setswitchinterval(interval)
         thread.join()
-    assert len(received(far)) + len(transport.told) == 100
+    assert len(received(far)) + len(transport.left) == 100
