@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from pace.llm.clients.notifiers import turn
 from pace.llm.processors.transcription import check_transcribes
 from pace.server.adapters.request import AdapterRequest
 from pace.server.answers import Answer, Piece
@@ -88,6 +89,7 @@ class Endpoint:
                 body = await http.read_body(scope, receive, pool.max_body_bytes, check, self.body_type)
                 async with http.cancelled_when_gone(receive):
                     self.check(pool)
+                    await turn()
                     read = functools.partial(self._read, pool, body, scope)
                     request, headers = await pool.shared.work(read) if len(body) > LARGE else read()
                     num_bytes = len(body)
