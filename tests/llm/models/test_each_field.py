@@ -22,6 +22,7 @@ pytest.importorskip("transformers")
 TOKENS = torch.randint(2, 99, (45,), generator=torch.Generator().manual_seed(3))
 
 OTHERWISE = dict.fromkeys((*LATENT_BASE, "bailing_hybrid", "kimi_linear", "youtu"), ("head_dim",)) | {
+    "axk1": ("head_dim", "moe_layer_freq"),
     "cohere2_moe": ("rope_scaling",),
     "hy_v3": ("num_shared_experts",),  # without any, transformers saves empty tensors
     "nemotron_h": ("time_step_min", "mamba_dt_min", "time_step_limit", "mamba_dt_limit"),
