@@ -128,6 +128,7 @@ class LoopNotifier:
             return is_met
         finally:
             self._deadline = math.inf
+            self._future = None  # it holds the loop, whose waker may hold this notifier
 
     def close(self) -> None:
         """Frees the timer. Harmless if there is none."""
@@ -244,7 +245,10 @@ class _Slices:
         turn = _Turn(asyncio.get_running_loop())
         self.first.append(turn)
         self.run()
-        await turn.future
+        try:
+            await turn.future
+        finally:
+            turn.future = None  # it holds the loop, whose slices may hold this turn
 
     def run(self) -> None:
         """Wakes those that the current slice has room for."""
@@ -272,12 +276,12 @@ class _Turn:
     """A task that waits for its turn."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.future = loop.create_future()
+        self.future: asyncio.Future[None] | None = loop.create_future()
 
     @property
     def is_queued(self) -> bool:
         """False if it has its turn, or was cancelled."""
-        return not self.future.done()
+        return self.future is not None and not self.future.done()
 
     def wake(self) -> None:
         self.future.set_result(None)
