@@ -9,7 +9,7 @@ from typing import Any
 from pace.checkpoints.files import read_json_object
 from pace.checkpoints.gguf.tokenizer import KIMI_PATTERN
 from pace.checkpoints.tiktoken import read_tiktoken
-from pace.checkpoints.vocabulary import added_token, listed_tokens, read_vocabulary
+from pace.checkpoints.vocabulary import added_token, listed_tokens, read_vocabulary, settings_of_code
 from pace.tokenizer.tokenizer import Tokenizer
 
 VOCABULARY = "tiktoken.model"
@@ -18,9 +18,6 @@ VOCABULARY = "tiktoken.model"
 CLASS = "TikTokenTokenizer"
 MAX_RESERVED = 4096
 """Maximum number of ids after the vocabulary. The published checkpoints have 256."""
-KEPT = ("bos_token", "eos_token", "unk_token", "pad_token", "chat_template", "model_max_length",
-        "additional_special_tokens")  # fmt: skip
-"""Settings of tokenizer_config.json that count."""
 
 
 def is_own_tokenizer(directory: Path) -> bool:
@@ -49,7 +46,4 @@ def own_tokenizer(directory: Path) -> tuple[dict[str, Any], dict[str, Any], type
         "post_processor": None,
         **parts,
     }
-    kept = {name: settings[name] for name in KEPT if settings.get(name) is not None}
-    if (template := directory / "chat_template.jinja").is_file():
-        kept["chat_template"] = template.read_text(encoding="utf-8")
-    return state, {"padding_side": "left", "clean_up_tokenization_spaces": False, **kept}, Tokenizer
+    return state, settings_of_code(directory, settings), Tokenizer
