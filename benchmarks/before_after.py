@@ -32,6 +32,8 @@ from pace.llm.loading.options import use_threads  # noqa: E402
 
 SCRIPT = "benchmarks/before_after.py"
 BUNDLED = "bundled"
+AS_IT_IS = ("bf16", "file")
+"""Formats that ask for no quantization: a shape in bf16, or what a file holds."""
 MODELS = (BUNDLED, "qwen2.5-0.5b", "llama-3.2-1b")
 FORMATS = ("bf16", "int8", "int4")
 KEYS = 4
@@ -68,13 +70,18 @@ class Case:
     """[prefill, decode] of each run."""
     after: list[list[float]]
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The cells that identify the row."""
+        return Path(self.model).name, self.format, str(self.batch), self.isa
+
     def row(self) -> str:
         cells = []
         figure = max if self.of_best else statistics.median
         for phase in (0, 1):
             before, after = (figure(run[phase] for run in runs) for runs in (self.before, self.after))
             cells += [f"{before:,.1f}", f"{after:,.1f}", f"{self.ratio(phase):.3f}"]
-        return " | ".join([f"| {self.model}", self.format, str(self.batch), self.isa, *cells]) + " |"
+        return " | ".join(["| " + self.key[0], *self.key[1:], *cells]) + " |"
 
     def ratio(self, phase: int) -> float:
         if self.of_best:
@@ -86,7 +93,7 @@ class Tree:
     """A model of one tree, in a separate process."""
 
     def __init__(self, folder: Path, model: str, format: str, threads: int | None) -> None:
-        arguments = json.dumps([model, None if format == "bf16" else format, threads])
+        arguments = json.dumps([model, None if format in AS_IT_IS else format, threads])
         self.process = subprocess.Popen(
             [sys.executable, "-c", WORKER, arguments],
             cwd=folder,
@@ -132,9 +139,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="the other tree, built in place")
     parser.add_argument(
-        "--models", nargs="+", default=MODELS, help=f"shapes, or {BUNDLED}; default: {' '.join(MODELS)}"
+        "--models", nargs="+", default=MODELS, help=f"shapes, files, or {BUNDLED}; default: {' '.join(MODELS)}"
     )
-    parser.add_argument("--formats", nargs="+", default=FORMATS, help=f"default: {' '.join(FORMATS)}")
+    parser.add_argument("--formats", nargs="+", default=FORMATS, help=f"or 'file'; default: {' '.join(FORMATS)}")
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], metavar="N", help="default: 1 8")
     parser.add_argument("--prompt", type=int, default=128, metavar="N", help="tokens of a prompt (default: 128)")
     parser.add_argument("--generate", type=int, default=32, metavar="N", help="decode steps (default: 32)")
@@ -147,6 +154,7 @@ def parse() -> argparse.Namespace:
     if min(options.rounds, options.loads) < 1:
         parser.error("--rounds and --loads must be at least 1")
     options.before = options.before.resolve()
+    options.models = [str(Path(name).resolve()) if Path(name).is_file() else name for name in options.models]
     if not list(options.before.glob("pace/_C*.so")):
         parser.error(f"no extension in {options.before}: run `python setup.py build_ext --inplace` there")
     return options
@@ -171,7 +179,7 @@ def table(cases: list[Case], options: argparse.Namespace, earlier: dict[tuple[st
         "their ratio; rows that this command does not name are of an earlier one.\n",
         "| model | weights | batch | instructions | prefill before | after | ratio | decode before | after | ratio |",
         "|---|---|---:|---|---:|---:|---:|---:|---:|---:|",
-        *(earlier | {(case.model, case.format, str(case.batch), case.isa): case.row() for case in cases}).values(),
+        *(earlier | {case.key: case.row() for case in cases}).values(),
     ]
     return "\n".join(lines) + "\n\n"
 
