@@ -94,16 +94,36 @@ struct WeightBF16 {
 };
 #endif
 
+// Where a tile of several panels prefetches, step by step.
+template <class Element>
+struct Ahead {
+    const Element *one, *other;
+};
+
+// What the tiles of a block prefetch: the panels of the next block (null: nothing). They take turns, `turn` of `turns`.
+template <class Element>
+struct Next {
+    const Element* panels;
+    int64_t turn, turns;
+
+    // For the tile that reads `own`.
+    Ahead<Element> of(const Element* own, int64_t panel_stride, int64_t count) const {
+        const auto panel = [&](int64_t p) { return panels && p < count ? panels + p * panel_stride : own; };
+        return {panel(turn), panel(turn + turns)};
+    }
+};
+
 // ---- One tile: R rows x P panels over `steps` steps of k. Adds to `sums` unless `first`.
 //
 // With many multiply-adds per byte, out-of-order execution sees only a few lines ahead of the weights in memory. So a
-// tile prefetches them: 4 KB ahead for one panel, else 2 KB ahead in each panel. Zen 5 needs that and Zen 4 does not
-// mind (benchmarks/RESULTS.md, "Sizes of tiles and blocks").
+// tile prefetches them: of one panel, 4 KB ahead. A tile of several panels reads two of the next block's, `ahead`, which
+// begin where it begins. Zen 5 needs that and Zen 4 does not mind (benchmarks/RESULTS.md, "Sizes of tiles and blocks").
 //
 // Every loop over `sum` is unrolled, else g++ keeps the array in memory.
 template <class W, int R, int P>
 static void linear_tile(const typename W::Input* x, int64_t x_stride, const typename W::Element* w,
-                        int64_t panel_stride, int64_t steps, float* sums, int64_t sums_stride, bool first) {
+                        int64_t panel_stride, int64_t steps, float* sums, int64_t sums_stride, bool first,
+                        const Ahead<typename W::Element>& ahead) {
     F32 sum[R][P * kVectors];
     if (first) {
         PACE_EACH(r, R)
@@ -113,12 +133,18 @@ static void linear_tile(const typename W::Input* x, int64_t x_stride, const type
             PACE_EACH(v, P * kVectors) sum[r][v] = load(sums + r * sums_stride + v * kLanes);
     }
 
-    constexpr int kPrefetchBytes = P == 1 ? 4096 : 2048;
+    constexpr int kPrefetchBytes = 4096;
+    const typename W::Element *one = ahead.one, *other = ahead.other;
     for (int64_t step = 0; step < steps; ++step) {
         typename W::Vector weights[P * kVectors];
-        PACE_EACH(p, P) {
-            W::load_step(w + p * panel_stride, weights + p * kVectors);
-            __builtin_prefetch((const char*)(w + p * panel_stride) + kPrefetchBytes, 0, P == 1 ? 3 : 2);
+        PACE_EACH(p, P) W::load_step(w + p * panel_stride, weights + p * kVectors);
+        if constexpr (P == 1) {
+            __builtin_prefetch((const char*)w + kPrefetchBytes, 0, 3);
+        } else {
+            __builtin_prefetch(one, 0, 2);
+            __builtin_prefetch(other, 0, 2);
+            one += 16 * W::kStep;
+            other += 16 * W::kStep;
         }
         PACE_EACH(r, R) {
             const typename W::Vector input = W::broadcast_input(x + r * x_stride);
@@ -161,7 +187,7 @@ PACE_INLINE void for_tiles(int64_t rows, int64_t max_rows, const Tile& tile) {
 
 template <class W, int R, int P>
 static void linear_rows(const LinearArgs& a, int64_t row, int64_t first_panel, int64_t panels, int64_t k_begin,
-                        int64_t k_count) {
+                        int64_t k_count, const Next<typename W::Element>& next) {
     using Input = typename W::Input;
     using Element = typename W::Element;
     const Input* x = (const Input*)a.x + row * a.x_stride + k_begin;
@@ -172,21 +198,21 @@ static void linear_rows(const LinearArgs& a, int64_t row, int64_t first_panel, i
     int64_t p = 0;
     for (; p + P <= panels; p += P)
         linear_tile<W, R, P>(x, a.x_stride, w + p * panel_stride, panel_stride, steps, sums + p * 16, a.sums_stride,
-                             k_begin == 0);
+                             k_begin == 0, next.of(w + p * panel_stride, panel_stride, P));
     if constexpr (P > 1)
         for (; p < panels; ++p)
             linear_tile<W, R, 1>(x, a.x_stride, w + p * panel_stride, panel_stride, steps, sums + p * 16, a.sums_stride,
-                                 k_begin == 0);
+                                 k_begin == 0, {});
 }
 
 // Calls linear_rows with R = rows; rows is in [R, kMaxRows].
 template <class W, int P, int kMaxRows, int R = 1>
 static void linear_rows_of(int64_t rows, const LinearArgs& a, int64_t row, int64_t first_panel, int64_t panels,
-                           int64_t k_begin, int64_t k_count) {
+                           int64_t k_begin, int64_t k_count, const Next<typename W::Element>& next = {}) {
     if constexpr (R < kMaxRows)
         if (rows != R)
-            return linear_rows_of<W, P, kMaxRows, R + 1>(rows, a, row, first_panel, panels, k_begin, k_count);
-    linear_rows<W, R, P>(a, row, first_panel, panels, k_begin, k_count);
+            return linear_rows_of<W, P, kMaxRows, R + 1>(rows, a, row, first_panel, panels, k_begin, k_count, next);
+    linear_rows<W, R, P>(a, row, first_panel, panels, k_begin, k_count, next);
 }
 
 template <class W>
@@ -195,11 +221,17 @@ static void linear(const LinearArgs& a) {
     if (a.rows <= kMaxTileRows)
         return linear_rows_of<W, 1, kMaxTileRows>(a.rows, a, 0, 0, a.panel_count, 0, a.k_padded);
 
-    constexpr int64_t kBlock = kBlockBytes / (16 * (int64_t)sizeof(typename W::Element) * kCachedPanels);
-    const auto block = [&](int64_t panel, int64_t panels, int64_t k) {
+    using Element = typename W::Element;
+    constexpr int64_t kBlock = kBlockBytes / (16 * (int64_t)sizeof(Element) * kCachedPanels);
+    const auto weights = [&](int64_t panel, int64_t k) {
+        return (const Element*)a.panels + 16 * (panel * a.k_padded + k);
+    };
+    const auto block = [&](int64_t panel, int64_t panels, int64_t k, const Element* next) {
         const int64_t k_count = a.k_padded - k < kBlock ? a.k_padded - k : kBlock;
+        Next<Element> ahead = {next, 0, divide_up(a.rows, kManyRows)};
         for_tiles(a.rows, kManyRows, [&](int64_t row, int64_t rows) {
-            linear_rows_of<W, kCachedPanels, kManyRows>(rows, a, row, panel, panels, k, k_count);
+            linear_rows_of<W, kCachedPanels, kManyRows>(rows, a, row, panel, panels, k, k_count, ahead);
+            ++ahead.turn;
         });
     };
     if (a.panel_count < kCachedPanels) {  // a tall tile keeps the accumulators busy
@@ -210,14 +242,18 @@ static void linear(const LinearArgs& a) {
     }
     if (a.rows <= kStreamedRows) {
         for (int64_t panel = 0; panel < a.panel_count; ++panel) {
-            for (int64_t k = 0; k < a.k_padded; k += kBlock) block(panel, 1, k);
+            for (int64_t k = 0; k < a.k_padded; k += kBlock) block(panel, 1, k, nullptr);
         }
         return;
     }
     constexpr int64_t kPanelGroup = 4;
     for (int64_t k = 0; k < a.k_padded; k += kBlock) {
         for (int64_t panel = 0; panel < a.panel_count; panel += kPanelGroup) {
-            block(panel, a.panel_count - panel < kPanelGroup ? a.panel_count - panel : kPanelGroup, k);
+            const int64_t panels = a.panel_count - panel < kPanelGroup ? a.panel_count - panel : kPanelGroup;
+            const Element* const next = panel + panels < a.panel_count ? weights(panel + panels, k)
+                                        : k + kBlock < a.k_padded      ? weights(0, k + kBlock)
+                                                                       : (const Element*)a.next_panels;
+            block(panel, panels, k, next);
         }
     }
 }

@@ -107,7 +107,7 @@ static void float8_rows(int64_t rows, const float* x, int64_t x_stride, const fl
                         int64_t sums_stride, bool first) {
     if constexpr (R < kManyRows)
         if (rows != R) return float8_rows<P, R + 1>(rows, x, x_stride, w, count, sums, sums_stride, first);
-    linear_tile<WeightF32, R, P>(x, x_stride, w, 16 * kFloat8K, count, sums, sums_stride, first);
+    linear_tile<WeightF32, R, P>(x, x_stride, w, 16 * kFloat8K, count, sums, sums_stride, first, {w, w});
 }
 
 static void linear_float8(const QuantizedLinearArgs& a) {

@@ -309,8 +309,9 @@ void ExpertsOp::multiply_down(const Copy& copy, int64_t first_panel, int64_t end
         const float* const bias = options.down_bias ? options.down_bias + block.expert * n : nullptr;
         float* const sums = static_cast<float*>(
             thread_scratch(size_t(block.count * (end_panel - first_panel) * kPanelRows) * sizeof(float)));
-        second.run(down.of(block.expert), {inputs + block.first * stride, stride, block.count}, first_panel, end_panel,
-                   sums, [&](int64_t first_column, int64_t columns, EpilogueArgs e) {
+        const void* const next = b + 1 < *copy.block_count ? down.of(copy.blocks[b + 1].expert) : nullptr;
+        second.run(down.of(block.expert), {inputs + block.first * stride, stride, block.count, next}, first_panel,
+                   end_panel, sums, [&](int64_t first_column, int64_t columns, EpilogueArgs e) {
                        e.rows = 1;
                        e.columns = columns;
                        e.bias = bias ? bias + first_column : nullptr;

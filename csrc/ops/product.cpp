@@ -115,6 +115,9 @@ void Product::multiply(const Part& part, const void* weight, const Inputs& x, in
     a.k_padded = h.k_padded;
     a.sums = sums;
     a.sums_stride = sums_stride;
+    if (x.next_weight)
+        a.next_panels = static_cast<const char*>(x.next_weight) +
+                        (static_cast<const char*>(a.panels) - static_cast<const char*>(weight));
     table->linear[size_t(h.dtype)](a);
 }
 

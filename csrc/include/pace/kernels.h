@@ -15,9 +15,10 @@ struct LinearArgs {
     int64_t rows;
     const void* panels;  // the first panel
     int64_t panel_count;
-    int64_t k_padded;     // length of a panel in k
-    float* sums;          // [rows][sums_stride], written
-    int64_t sums_stride;  // >= 16 * panel_count
+    int64_t k_padded;         // length of a panel in k
+    float* sums;              // [rows][sums_stride], written
+    int64_t sums_stride;      // >= 16 * panel_count
+    const void* next_panels;  // panels of the same size that the thread multiplies next, to prefetch them, or null
 };
 
 // A quantised row of inputs, as quantize_input() writes it. First come int8 codes, then space for the same codes as

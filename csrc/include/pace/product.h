@@ -14,9 +14,11 @@ namespace pace {
 class Product {
   public:
     // Rows of inputs, `stride` bytes apart: prepared rows, or rows of x if no preparation is needed.
+    // `next_weight` is the one whose same panels the thread multiplies next, or null.
     struct Inputs {
         const void* rows;
         int64_t stride, count;
+        const void* next_weight = nullptr;
     };
 
     // Reads how `weight` is stored. Throws std::invalid_argument for another table's layout, or for an order of columns
