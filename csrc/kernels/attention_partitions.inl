@@ -14,26 +14,28 @@
 //             as one pass over all partitions of a row.
 
 static void pack_queries(const AttentionArgs& args, const QueryRows& rows, float* packed, float* latent) {
-    const int64_t group = args.group(), key_dim = args.kv.key_dim;
+    const int64_t group = args.group(), padded = args.kv.padded_dim();
     const float scale = args.softcap != 0.0f
                             ? args.scale
                             : args.scale * kLog2E;  // with softcap, scores are multiplied by log2 e only after tanh
-    for (int pass = 0; pass < count_passes(rows.rows); ++pass, packed += kPackedRows * key_dim) {
-        const int begin = pass_begin(rows.rows, pass), end = pass_begin(rows.rows, pass + 1);
-        for (int row = begin; row < end; ++row) {
-            const int64_t token = (rows.first_row + row) / group, head = (rows.first_row + row) % group;
-            const float* q = rows.q + token * args.q_token_stride + head * args.q_head_stride;
-            for (int64_t d = 0; d < key_dim; ++d) packed[d * kPackedRows + row - begin] = q[d] * scale;
+    with_products(args, [&]<class P>() {
+        for (int pass = 0; pass < count_passes(rows.rows); ++pass, packed += packed_query_floats(args.kv, 1)) {
+            const int begin = pass_begin(rows.rows, pass), end = pass_begin(rows.rows, pass + 1);
+            for (int row = begin; row < end; ++row) {
+                const int64_t token = (rows.first_row + row) / group, head = (rows.first_row + row) % group;
+                const float* q = rows.q + token * args.q_token_stride + head * args.q_head_stride;
+                P::pack(q, args.kv.key_dim, scale, packed, row - begin);
+            }
         }
-    }
-    if (!args.latent_q) return;
-    const int64_t value_dim = args.kv.value_dim, padded = args.kv.padded_dim();
-    for (int row = 0; row < rows.rows; ++row, latent += padded) {
-        const int64_t token = rows.first_token + (rows.first_row + row) / group;
-        const float* q =
-            args.latent_q + token * args.latent_token_stride + rows.head(group, row) * args.latent_head_stride;
-        for (int64_t d = 0; d < value_dim; ++d) latent[d] = q[d] * scale;
-    }
+        if constexpr (P::kHasLatents) {
+            for (int row = 0; args.latent_q && row < rows.rows; ++row, latent += padded) {
+                const int64_t token = rows.first_token + (rows.first_row + row) / group;
+                const float* q =
+                    args.latent_q + token * args.latent_token_stride + rows.head(group, row) * args.latent_head_stride;
+                P::pack_latent(q, args.kv.value_dim, scale, latent);
+            }
+        }
+    });
 }
 
 // Computes the rows over the positions [begin, end) of one partition, into s.max, s.sum and s.out.
@@ -58,20 +60,8 @@ static void attend_partition(const AttentionArgs& args, const QueryRows& rows, i
         }
         if (first >= last) continue;
         const int first_block = first / kBlockPositions, last_block = (last - 1) / kBlockPositions;
-        switch (args.kv.dtype) {
-            case DType::F32:
-                attend_tile<float>(args, rows, tile, first_block, last_block, s);
-                break;
-            case DType::BF16:
-                attend_tile<BF16>(args, rows, tile, first_block, last_block, s);
-                break;
-            case DType::F16:
-                attend_tile<F16>(args, rows, tile, first_block, last_block, s);
-                break;
-            case DType::I8:
-                attend_tile<int8_t>(args, rows, tile, first_block, last_block, s);
-                break;
-        }
+        with_products(
+            args, [&]<class P>() { attend_tile<P>(args, rows, tile, first_block, last_block, s); });
     }
 }
 

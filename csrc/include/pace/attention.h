@@ -169,7 +169,7 @@ constexpr int kPackedRows = 8;
 constexpr int64_t kPartialOut = 16;
 inline int64_t partial_floats(const KvView& kv) { return kPartialOut + kv.padded_dim(); }
 
-// Floats of the packed queries. Each query takes whole cache lines.
+// Floats of the packed queries of some passes. Each query takes whole cache lines.
 inline int64_t packed_query_floats(const KvView& kv, int64_t passes) {
     return passes * kPackedRows * ((kv.key_dim + 15) / 16 * 16);
 }
