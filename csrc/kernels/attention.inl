@@ -21,7 +21,7 @@
 //
 // NUMERICS    fp32, apart from the products of bf16 and int8 (attention_operands.inl). A score is one chain over d
 //             ascending. out is one chain over j ascending within a tile, scaled by 2^(old max - new max) between
-//             tiles. Scores are multiplied by log2 e, so that exp is a power of two (2^x: 1.4 ulp). A bias is one fma:
+//             tiles; max begins 4 above the first tile's scores, and changes if a later one is above it. Scores are multiplied by log2 e, so that exp is a power of two (2^x: 1.4 ulp). A bias is one fma:
 //             j - p is exact up to 2^24, so near positions have small biases at any depth. Each partition of 1024
 //             positions is computed independently; the results are merged in order. In int8 a complete score is
 //             multiplied by its scale, and a weight after it was added to the sum of weights. Tiles and partitions
@@ -35,9 +35,9 @@ struct AttentionScratch {
     float* latent_q;     // [rows][Dp], times scale; only with latents
     float* scores;       // [rows][64]: scores, then weights (attention_operands.inl)
     float* out;          // [rows][Dp]: for this partition
-    float* max;          // [rows]
-    float* sum;          // [rows]
-    float* tile_max;     // [rows]
+    float* max;          // [rows]: no score so far is above it; weights are 2^(score - max)
+    float* new_max;      // [rows]: that with this tile
+    float* sum;          // [rows][kLanes]: of weights
     float* total;        // [rows][partial_floats]: merged state of the earlier partitions
     float* wide_keys;    // [4][D][16]: a staged tile of fewer than 32 bits, without scales
     float* wide_values;  // [4][16][Dp]
@@ -45,6 +45,8 @@ struct AttentionScratch {
     int64_t first, last;                                   // the positions that any row sees
     int64_t tile;                                          // the first position of the tile
     int begin[kMaxQueryRows], end[kMaxQueryRows];  // the positions of the tile that each row sees; begin >= end: none
+
+    float sum_of(int row) const { return reduce_add(load(sum + row * kLanes)); }
 };
 
 static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& rows, float* memory) {
@@ -68,8 +70,8 @@ static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& 
     s.scores = take(max_rows * kTilePositions);
     s.out = take(max_rows * padded);
     s.max = take(max_rows);
-    s.sum = take(max_rows);
-    s.tile_max = take(max_rows);
+    s.new_max = take(max_rows);
+    s.sum = take(max_rows * kLanes);
     s.total = take(max_rows * (padded + kPartialOut));
     s.wide_keys = take(kTileBlocks * kv.k_head_elements());
     s.wide_values = take(kTileBlocks * kv.v_head_elements());
@@ -150,8 +152,13 @@ static void add_slope(const AttentionArgs& args, const QueryRows& rows, int row,
 // In a single loop, every row waited for its own chain of maximum, exponential and sum: 300 to 400 cycles per row and
 // tile.
 
-// Caps the scores of a row, sets those outside [begin, end) to -infinity, and returns the largest.
-static float finish_scores(float* scores, int begin, int end, float softcap) {
+// How far a row's max is above the largest score of its first tile. So max, and with it out and the sum of weights,
+// changes for few tiles. Weights of 2^-4 are as exact as others.
+constexpr float kMaxRoom = 4.0f;
+
+// Caps the scores of a row, sets those outside [begin, end) to -infinity, and returns the row's max: the old one, unless
+// a score is above it.
+static float finish_scores(float* scores, int begin, int end, float softcap, float old_max) {
     constexpr int kVectors = kTilePositions / kLanes;
     const F32 minus_infinity = broadcast(-__builtin_inff());
     const bool partial = begin > 0 || end < kTilePositions;
@@ -171,7 +178,8 @@ static float finish_scores(float* scores, int begin, int end, float softcap) {
     for (int step = kVectors / 2; step > 0; step /= 2) {
         PACE_EACH(v, step) s[v] = max(s[v], max(s[v + step], minus_infinity));
     }
-    return reduce_max(max(s[0], minus_infinity));
+    const F32 largest = max(s[0], minus_infinity);
+    return any(less(broadcast(old_max), largest)) ? reduce_max(largest) + kMaxRoom : old_max;
 }
 
 // Turns the scores of row `row`, times log2 e, into weights 2^(score - max), and updates the row's max, sum and out.
@@ -179,20 +187,20 @@ static float finish_scores(float* scores, int begin, int end, float softcap) {
 template <class P>
 static void soften_row(const TileBlocks<P>& tile, int row, int64_t padded_dim, AttentionScratch& s) {
     float *const scores = s.scores + row * kTilePositions, *const out = s.out + row * padded_dim;
-    const float old_max = s.max[row];
-    const float new_max = s.tile_max[row] > old_max ? s.tile_max[row] : old_max;
+    float* const sum = s.sum + row * kLanes;
+    const float old_max = s.max[row], new_max = s.new_max[row];
     // If all scores of a row are -infinity, weights are 0 instead of NaN.
     const F32 shift = broadcast(new_max == -__builtin_inff() ? 0.0f : new_max);
     F32 weights[kTileVectors];
     PACE_EACH(v, kTileVectors) weights[v] = power_of_two_below_one(load(scores + v * kLanes) - shift);
     const F32 total = P::store_weights(weights, tile.value_scales, s.begin[row], s.end[row], scores);
     if (new_max != old_max) {
-        const float correction = power_of_two_below_one(old_max - new_max);  // 0 for the first tile
-        s.sum[row] *= correction;
-        for (int64_t d = 0; d < padded_dim; d += kLanes) store(out + d, load(out + d) * broadcast(correction));
+        const F32 correction = power_of_two_below_one(broadcast(old_max - new_max));  // 0 for the first tile
+        store(sum, load(sum) * correction);
+        for (int64_t d = 0; d < padded_dim; d += kLanes) store(out + d, load(out + d) * correction);
         s.max[row] = new_max;
     }
-    s.sum[row] += reduce_add(total);
+    store(sum, load(sum) + total);
 }
 
 // Splits `rows` into passes of nearly equal size.
@@ -205,12 +213,12 @@ static void attend_blocks(const AttentionArgs& args, const QueryRows& query_rows
     const int rows = query_rows.rows;
     const int64_t padded = args.kv.padded_dim(), pass_floats = packed_query_floats(args.kv, 1);
     const int passes = count_passes(rows);
-    constexpr bool kMayFetch = !P::kStaged;
-    const bool fetches = kMayFetch && passes <= kFetchPasses && !args.latent_q;
+    constexpr bool kMayFetch = !P::kStaged, kAlwaysFetches = kMayFetch && !P::kHasLatents;
+    const bool fetches = passes <= kFetchPasses && !args.latent_q;
     for (int pass = 0; pass < passes; ++pass) {
         const int row = pass_begin(rows, pass), count = pass_begin(rows, pass + 1) - row;
         float* const scores = s.scores + row * kTilePositions;
-        const auto score = fetches ? score_rows<P, kMayFetch> : score_rows<P, false>;
+        const auto score = fetches ? score_rows<P, kMayFetch> : score_rows<P, kAlwaysFetches>;
         score(count, s.q + pass * pass_floats, tile, pass, passes, args.kv.key_dim, scores);
         if constexpr (P::kHasLatents) {
             if (args.latent_q) {
@@ -225,8 +233,9 @@ static void attend_blocks(const AttentionArgs& args, const QueryRows& query_rows
         if (sees_any(row)) add_to_scores(args, query_rows, row, s.tile, s.scores + row * kTilePositions);
     }
     for (int row = 0; row < rows; ++row) {
-        if (sees_any(row))
-            s.tile_max[row] = finish_scores(s.scores + row * kTilePositions, s.begin[row], s.end[row], args.softcap);
+        if (!sees_any(row)) continue;
+        float* const scores = s.scores + row * kTilePositions;
+        s.new_max[row] = finish_scores(scores, s.begin[row], s.end[row], args.softcap, s.max[row]);
     }
     for (int row = 0; row < rows; ++row) {
         if (sees_any(row)) soften_row<P>(tile, row, padded, s);
@@ -244,7 +253,7 @@ static void attend_blocks(const AttentionArgs& args, const QueryRows& query_rows
             int next = row + 1;
             while (next < end && belong_together(row, next)) ++next;
             if (sees_any(row)) {
-                const auto add = fetches ? value_rows<P, kMayFetch> : value_rows<P, false>;
+                const auto add = fetches ? value_rows<P, kMayFetch> : value_rows<P, kAlwaysFetches>;
                 const int from = P::kWholeTiles ? tile.first * kBlockPositions : s.begin[row];
                 const int to = P::kWholeTiles ? (tile.last + 1) * kBlockPositions : s.end[row];
                 add(next - row, s.scores + row * kTilePositions, tile, pass, passes, padded, from, to,

@@ -6,8 +6,10 @@
 //   kStep            elements of d, or positions, that one product adds up.
 //   kWords           words of 32 bits that a step of d takes in the packed queries.
 //   Sum              of products; kSums vectors. multiply(sum, query, key) and multiply(sum, weight, value) add to it.
-//   score(), begin(), end()   from the sum of a score, and from out to a sum of values and back.
+//   begin_score(), score()   the sum of a score without any products; the score of a sum.
+//   begin(), end()   from out to a sum of values, and back.
 //   kWholeTiles      positions that a row does not see have weights of zero and may be multiplied.
+//   value<n>()       vector v of n side by side; even n share loads.
 //
 // SHAPES      A pass packs R <= kPackedRows queries. A row of scores is 64 floats; its weights replace it there.
 //
@@ -22,9 +24,9 @@
 //                             their value scales: n = round(32512 w / max w). Products are exact integers.
 //
 // LAYOUT      A code n = 256 high + low is two bytes. Queries have low in -128..127. Keys are made unsigned by adding
-//             128, so that sums have 128 * (sum of n) too much. Weights are unsigned themselves.
+//             128, so sums begin at -128 * (sum of n). Weights are unsigned themselves.
 //
-//               packed queries   float [D][8]     pairs [D/2][8]     quads [D/4][2][8] (high, low), units, sums of n
+//               packed queries   float [D][8]     pairs [D/2][8]     quads [D/4][2][8] (high, low), units, beginnings
 //               row of weights   float [64]       pairs [32]         low [64], high [64], then max w as a float
 //               staged keys      float [D][16]    pairs [D/2][16]    quads [D/4][16], unsigned
 //               staged values    float [16][Dp]   pairs [8][Dp]      quads [4][Dp]
@@ -42,17 +44,19 @@ struct FloatProducts {
     using Latent = T;
     using Staged = FloatProducts<float, scaled>;
     using Sum = F32;
-    static constexpr bool kStaged = false, kScaled = scaled, kWholeTiles = false, kHasLatents = true;
+    static constexpr bool kStaged = scaled && std::is_same_v<T, float>, kScaled = scaled;
+    static constexpr bool kWholeTiles = false, kHasLatents = true;
     static constexpr int kStep = 1, kWords = kPackedRows, kSums = 1;
-
-    struct Keep {};
-    PACE_INLINE Keep keep(int, int, int) { return {}; }
 
     PACE_INLINE void multiply(F32& sum, F32 a, F32 b) { sum = fma(a, b, sum); }
     PACE_INLINE F32 query(const float* q, int r) { return broadcast(q[r]); }
     PACE_INLINE F32 key(const T* keys, int v) { return load(keys + v * kLanes); }
     PACE_INLINE F32 weight(const float* weights, int j) { return broadcast(weights[j]); }
-    PACE_INLINE F32 value(const T* row, int64_t, int v, Keep) { return load(row + v * kLanes); }
+    template <int kVectors>
+    PACE_INLINE F32 value(const T* row, int64_t, int v) {
+        return load(row + v * kLanes);
+    }
+    PACE_INLINE F32 begin_score(const float*, int) { return zero(); }
     PACE_INLINE F32 score(F32 sum, const float*, int) { return sum; }
     PACE_INLINE F32 begin(const float* out) { return load(out); }
     PACE_INLINE F32 end(F32 sum, const float*, const float*) { return sum; }
@@ -106,12 +110,6 @@ struct PairProducts {
     static constexpr bool kHasLatents = true;
     static constexpr int kStep = 2, kWords = kPackedRows, kSums = 1;
 
-    // The halves of pairs whose positions j and j + 1 a row sees, begin .. end - 1.
-    using Keep = I32;
-    PACE_INLINE I32 keep(int j, int begin, int end) {
-        return broadcast_int(int32_t((j >= begin ? 0xffffu : 0u) | (j + 1 < end ? 0xffff0000u : 0u)));
-    }
-
     PACE_INLINE void multiply(F32& sum, Pairs a, Pairs b) { sum = dot_pairs(a, b, sum); }
     PACE_INLINE Pairs query(const float* q, int r) { return broadcast_pair((const BF16*)(q + r)); }
     // Pairs of rows of a block: both, or its last one and zeros.
@@ -124,25 +122,32 @@ struct PairProducts {
         }
     }
     PACE_INLINE Pairs weight(const float* weights, int j) { return broadcast_pair((const BF16*)weights + j); }
-    PACE_INLINE Pairs value(const T* row, int64_t stride, int v, I32 keep) {
+    template <int kVectors>
+    PACE_INLINE Pairs value(const T* row, int64_t stride, int v) {
         if constexpr (kStaged) {
-            return load_pairs((const BF16*)(row + v * kLanes)) & keep;
+            return load_pairs((const BF16*)(row + v * kLanes));
+        } else if constexpr (kVectors % 2 == 0) {
+            return load_pair_half(row + v / 2 * 2 * kLanes, row + stride + v / 2 * 2 * kLanes, v % 2);
         } else {
-            return load_pair_rows(row + v * kLanes, row + stride + v * kLanes) & keep;
+            return load_pair_rows(row + v * kLanes, row + stride + v * kLanes);
         }
     }
+    // The halves of pairs whose positions j and j + 1 a row sees, begin .. end - 1.
+    PACE_INLINE I32 seen(int j, int begin, int end) {
+        return broadcast_int(int32_t((j >= begin ? 0xffffu : 0u) | (j + 1 < end ? 0xffff0000u : 0u)));
+    }
+    PACE_INLINE F32 begin_score(const float*, int) { return zero(); }
     PACE_INLINE F32 score(F32 sum, const float*, int) { return sum; }
     PACE_INLINE F32 begin(const float* out) { return load(out); }
     PACE_INLINE F32 end(F32 sum, const float*, const float*) { return sum; }
 
     static void pack(const float* q, int64_t dim, float scale, float* packed, int row) {
-        BF16* const pairs = (BF16*)packed;
+        packed += row;
         for (int64_t d = 0; d < dim; d += kLanes) {
-            BF16 rounded[kLanes];
+            BF16 rounded[kLanes];  // zeros behind the last one
             store(rounded, load_lanes(q + d, dim - d < kLanes ? int(dim - d) : kLanes) * broadcast(scale));
-            for (int i = 0; i < kLanes && d + i < dim + dim % 2; ++i) {
-                pairs[(d + i) / 2 * 2 * kPackedRows + 2 * row + i % 2] = rounded[i];  // zero behind an odd number
-            }
+            for (int i = 0; i < kLanes && d + i < dim; i += kStep, packed += kWords)
+                memcpy(packed, rounded + i, sizeof *packed);
         }
     }
 
@@ -217,8 +222,6 @@ struct CodeProducts {
     struct Value {
         Bytes codes;
     };
-    struct Keep {};
-    PACE_INLINE Keep keep(int, int, int) { return {}; }
 
     PACE_INLINE void multiply(Sum& sum, Query q, Key k) {
         sum.high = dot(sum.high, k.codes, q.high);
@@ -244,22 +247,25 @@ struct CodeProducts {
         const uint8_t* const low = (const uint8_t*)weights;
         return {broadcast_quad(low + kTilePositions + j), broadcast_quad(low + j)};
     }
-    PACE_INLINE Value value(const T* row, int64_t stride, int v, Keep) {
+    template <int kVectors>
+    PACE_INLINE Value value(const T* row, int64_t stride, int v) {
         if constexpr (kStaged) {
             return {load_bytes(row + v * kLanes)};
+        } else if constexpr (kVectors % 2 == 0) {
+            return {load_quad_half(row + v / 2 * 2 * kLanes, stride, v % 2)};
         } else {
             return {load_quad_rows(row + v * kLanes, stride)};
         }
     }
-    // 256 high + low; what overflows on the way is lost again by the subtraction.
     PACE_INLINE I32 total(Sum sum) { return shift_left<8>(sum.high) + sum.low; }
 
-    // `units`: of the packed queries, behind the last step.
-    PACE_INLINE F32 score(Sum sum, const float* units, int r) {
-        int32_t sum_of_codes;
-        memcpy(&sum_of_codes, units + kPackedRows + r, sizeof sum_of_codes);
-        return to_f32(total(sum) - broadcast_int(kSignedOffset * sum_of_codes)) * broadcast(units[r]);
+    // `units`: what the packed queries have behind the last step. Sums may overflow on the way to their totals.
+    PACE_INLINE Sum begin_score(const float* units, int r) {
+        int32_t surplus;
+        memcpy(&surplus, units + kPackedRows + r, sizeof surplus);
+        return {broadcast_int(0), broadcast_int(surplus)};
     }
+    PACE_INLINE F32 score(Sum sum, const float* units, int r) { return to_f32(total(sum)) * broadcast(units[r]); }
     PACE_INLINE Sum begin(const float*) { return {broadcast_int(0), broadcast_int(0)}; }
     PACE_INLINE F32 end(Sum sum, const float* weights, const float* out) {
         return fma(to_f32(total(sum)) * broadcast(1.0f / kMaxCode), broadcast(weights[kMaxWeight]), load(out));
@@ -269,23 +275,26 @@ struct CodeProducts {
         const int64_t steps = divide_up(dim, kStep);
         float* const units = packed + steps * kWords;
         const float unit = largest_magnitude(q, dim) * scale / kMaxCode;
-        int32_t sum_of_codes = 0;
+        I32 sum_of_codes = broadcast_int(0);
+        packed += row;
         for (int64_t d = 0; d < dim; d += kLanes) {
-            const int n = dim - d < kLanes ? int(dim - d) : kLanes;
-            const F32 x = load_lanes(q + d, n) * broadcast(scale) / broadcast(unit);
-            const F32 limited = max(broadcast(-kMaxCode), min(broadcast(kMaxCode), x));
-            int16_t codes[kLanes];
-            store(codes, select(less(zero(), broadcast(unit)), limited, zero()));
-            for (int i = 0; i < kLanes && d + i < steps * kStep; ++i) {
-                int8_t* const quad = (int8_t*)(packed + (d + i) / kStep * kWords + row) + i % kStep;
-                const int code = codes[i], low = int8_t(code);
-                quad[0] = int8_t((code - low) / 256);
-                quad[kPackedRows * sizeof(float)] = int8_t(low);
-                sum_of_codes += code;
+            const F32 x = load_lanes(q + d, dim - d < kLanes ? int(dim - d) : kLanes) * broadcast(scale);
+            const F32 limited = max(broadcast(-kMaxCode), min(broadcast(kMaxCode), x / broadcast(unit)));
+            const I32 code = to_int(select(less(zero(), broadcast(unit)), limited, zero()));
+            uint8_t high[kLanes], low[kLanes];  // zeros behind the last one
+            store_bytes_of(low, code);
+            store_bytes_of(high, shift_right<8>(code + broadcast_int(128)));
+            for (int i = 0; i < kLanes && d + i < dim; i += kStep, packed += kWords) {
+                memcpy(packed, high + i, sizeof *packed);
+                memcpy(packed + kPackedRows, low + i, sizeof *packed);
             }
+            sum_of_codes = sum_of_codes + code;
         }
+        int32_t codes[kLanes], surplus = 0;
+        memcpy(codes, &sum_of_codes, sizeof codes);
+        for (int i = 0; i < kLanes; ++i) surplus -= kSignedOffset * codes[i];
         units[row] = unit;
-        memcpy(units + kPackedRows + row, &sum_of_codes, sizeof sum_of_codes);
+        memcpy(units + kPackedRows + row, &surplus, sizeof surplus);
     }
 
     // Positions outside of [begin, end) have weights of zero, whatever their scales are. A scale of NaN that the row

@@ -2,7 +2,7 @@
 // order.
 //
 // SHAPES      A state is kPartialOut + Dp floats: max, sum of 2^(score - max), and the unnormalised sum of values
-//             (attention.h).
+//             (attention.h). No score is above max.
 //
 // DEFINITION  Merge of (m, s, o) and (m', s', o'), M = max(m, m'):
 //
@@ -44,7 +44,7 @@ static void attend_partition(const AttentionArgs& args, const QueryRows& rows, i
     const int64_t padded = args.kv.padded_dim();
     for (int row = 0; row < rows.rows; ++row) {
         s.max[row] = -__builtin_inff();
-        s.sum[row] = 0.0f;
+        store(s.sum + row * kLanes, zero());
         for (int64_t d = 0; d < padded; d += kLanes) store(s.out + row * padded + d, zero());
     }
     for (int64_t tile = begin / kTilePositions * kTilePositions; tile < end; tile += kTilePositions) {
@@ -114,7 +114,7 @@ static void attention(const AttentionArgs& args, const QueryRows& rows, float* s
         const int64_t next = (from / kPartitionPositions + 1) * kPartitionPositions;
         attend_partition(args, rows, from, next < end ? next : end, s);
         for (int row = 0; row < rows.rows; ++row) {
-            merge_states(s.total + row * state_floats, s.max[row], s.sum[row], s.out + row * padded, padded);
+            merge_states(s.total + row * state_floats, s.max[row], s.sum_of(row), s.out + row * padded, padded);
         }
         from = next;
     }
@@ -132,7 +132,7 @@ static void attention_partition(const AttentionArgs& args, const QueryRows& rows
     attend_partition(args, rows, begin, next < end ? next : end, s);
     for (int row = 0; row < rows.rows; ++row, states += state_floats) {
         states[0] = s.max[row];
-        states[1] = s.sum[row];
+        states[1] = s.sum_of(row);
         for (int64_t d = 0; d < padded; d += kLanes) store(states + kPartialOut + d, load(s.out + row * padded + d));
     }
 }

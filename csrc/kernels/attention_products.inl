@@ -92,33 +92,31 @@ static void score_pass(const float* q, const typename P::Element* const* keys, c
     constexpr int kStepElements = (P::kStaged ? 1 : P::kStep) * kBlockPositions;
     const T *k[kBlocks], *next[kBlocks];
     PACE_EACH(b, kBlocks) k[b] = keys[b], next[b] = ahead[b];
-    typename P::Sum sums[R][kVectors];
-    PACE_EACH(r, R) {
-        PACE_EACH(v, kVectors) sums[r][v] = {};
-    }
     constexpr bool kHasRest = P::kStep == 2 && !P::kStaged;  // a step of one row, which must not read a second one
     const int64_t steps = kHasRest ? key_dim / P::kStep : divide_up(key_dim, P::kStep);
+    const float* const units = q + steps * P::kWords;
+    typename P::Sum sums[R][kVectors];
+    PACE_EACH(r, R) {
+        PACE_EACH(v, kVectors) sums[r][v] = P::begin_score(units, r);
+    }
+    const auto query = [&](int r) __attribute__((always_inline)) { return P::query(q, r); };
     for (int64_t step = 0; step < steps; ++step, q += P::kWords) {
         PACE_EACH(b, kBlocks) fetch_step_ahead<kAhead, kStepElements * int(sizeof(T))>(next[b], step);
-        const auto query = [&](int r) __attribute__((always_inline)) { return P::query(q, r); };
         const auto key = [&](int v) __attribute__((always_inline)) {
             return P::key(k[v / kBlockVectors] + step * kStepElements, v % kBlockVectors);
         };
         multiply_add<P>(query, key, sums);
     }
     if constexpr (kHasRest) {
-        if (key_dim % P::kStep) {
-            const auto query = [&](int r) __attribute__((always_inline)) { return P::query(q, r); };
-            const auto key = [&](int v) __attribute__((always_inline)) {
-                return P::template key<1>(k[v / kBlockVectors] + steps * kStepElements, v % kBlockVectors);
-            };
-            multiply_add<P>(query, key, sums);
-        }
+        const auto key = [&](int v) __attribute__((always_inline)) {
+            return P::template key<1>(k[v / kBlockVectors] + steps * kStepElements, v % kBlockVectors);
+        };
+        if (key_dim % P::kStep) multiply_add<P>(query, key, sums);
     }
     PACE_EACH(b, kBlocks) fetch_scales_ahead<kAhead>(next[b], key_dim * kBlockPositions);
     PACE_EACH(v, kVectors) {
         PACE_EACH(r, R) {
-            F32 score = P::score(sums[r][v], q, r);
+            F32 score = P::score(sums[r][v], units, r);
             if constexpr (P::kScaled)
                 score = score * load(scales[v / kBlockVectors] + v % kBlockVectors * kLanes);
             store(scores + r * kTilePositions + v * kLanes, score);
@@ -145,13 +143,20 @@ static void value_pass(const float* weights, const typename P::Element* const* v
         const int64_t steps_before = (column / kColumns * kBlockPositions - block_begin) / kStep;
         for (int j = first; j < last; j += kStep, row += kRows * padded_dim) {
             fetch_step_ahead<kAhead, kRows * kColumns * int(sizeof(T))>(ahead[block], steps_before + j / kStep);
-            const auto keep = P::keep(j, begin, end);
             const auto weight = [&](int r) __attribute__((always_inline)) {
                 return P::weight(weights + r * kTilePositions, j);
             };
             const auto value = [&](int v) __attribute__((always_inline)) {
-                return P::value(row, padded_dim, v, keep);
+                return P::template value<kVectors>(row, padded_dim, v);
             };
+            if constexpr (kStep == 2) {
+                if (j < begin || j + 1 == end) {
+                    const I32 seen = P::seen(j, begin, end);
+                    const auto seen_value = [&](int v) __attribute__((always_inline)) { return value(v) & seen; };
+                    multiply_add<P>(weight, seen_value, sums);
+                    continue;
+                }
+            }
             multiply_add<P>(weight, value, sums);
         }
     }

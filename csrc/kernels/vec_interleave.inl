@@ -1,13 +1,14 @@
 // Rows of bf16 and of int8 as columns of pairs and quads: the operands of products that add up neighbours (vec_dot.inl,
 // vec_bytes.inl). Attention uses them. Its cache stores rows of 16 elements side by side.
 //
-//   load_pair_rows(p, q)     16 pairs (p[i], q[i]).     load_pair_rows(p): q is p + 16, or zeros with one row.
+//   load_pair_rows(p, q)     16 pairs (p[i], q[i]). load_pair_rows<2>(p): q is p + 16; <1>: zeros.
+//   load_pair_half(p, q, h)  the same from p + 16 h. Both halves of rows of 32 share their loads.
 //   load_pairs_partial(p, n) the first n elements at p, then zeros; 0 <= n <= 32.
 //   round_pairs(a, b)        the 32 lanes of a and b, rounded to nearest even; neighbours are pairs.
 //   evens(p), odds(p)        the first and the second elements of pairs, as F32.
 //   p & mask                 a pair keeps the bits of its lane.
 //
-//   load_quad_rows(p, stride)  16 quads (p[i], p[stride + i], p[2 stride + i], p[3 stride + i]).
+//   load_quad_rows(p, stride)  16 quads (p[i], p[stride + i], p[2 stride + i], p[3 stride + i]); load_quad_half(.., h).
 //   store_bytes_of(p, I32)     the lowest byte of each lane.
 //
 // NUMERICS  round_pairs as vcvtne2ps2bf16: subnormals count as zero; NaN stays NaN.
@@ -18,6 +19,9 @@ PACE_INLINE Pairs load_pair_rows(const BF16* p, const BF16* q) {
     Pairs result;
     for (int i = 0; i < 16; ++i) result.v[i] = uint32_t(q[i].bits) << 16 | p[i].bits;
     return result;
+}
+PACE_INLINE Pairs load_pair_half(const BF16* p, const BF16* q, int half) {
+    return load_pair_rows(p + 16 * half, q + 16 * half);
 }
 template <int kRows>
 PACE_INLINE Pairs load_pair_rows(const BF16* p) {
@@ -66,6 +70,14 @@ PACE_INLINE Pairs load_pair_rows(const BF16* p, const BF16* q) {
     const __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)p));
     return {interleaved(_mm512_inserti64x4(first, _mm256_loadu_si256((const __m256i*)q), 1))};
 }
+PACE_INLINE Pairs load_pair_half(const BF16* p, const BF16* q, int half) {
+    alignas(64) static constexpr uint16_t kOrder[2][32] = {
+        {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+        {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+         24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+    return {_mm512_permutex2var_epi16(_mm512_loadu_si512(p), _mm512_load_si512(kOrder[half]), _mm512_loadu_si512(q))};
+}
 template <int kRows>
 PACE_INLINE Pairs load_pair_rows(const BF16* p) {
     if constexpr (kRows == 2) return {interleaved(_mm512_loadu_si512(p))};
@@ -101,27 +113,44 @@ PACE_INLINE Bytes load_quad_rows(const int8_t* p, int64_t stride) {
     for (int i = 0; i < 64; ++i) result.v[i] = uint8_t(p[i % 4 * stride + i / 4]);
     return result;
 }
+PACE_INLINE Bytes load_quad_half(const int8_t* p, int64_t stride, int half) {
+    return load_quad_rows(p + 16 * half, stride);
+}
 PACE_INLINE void store_bytes_of(uint8_t* p, I32 a) {
     for (int i = 0; i < 16; ++i) p[i] = uint8_t(a.v[i]);
 }
 
 #else
 
-// Four rows of 16 bytes, one in each 128 bits: first quads of columns move together, then each four rows of four bytes
-// are transposed.
+// Transposes four rows of four bytes in each 128 bits.
+PACE_INLINE Bytes transposed_bytes(__m512i rows) {
+    const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    return {_mm512_shuffle_epi8(rows, order)};
+}
+// Four rows of 16 bytes, one in each 128 bits: first the bytes of four columns move together.
 PACE_INLINE Bytes transposed_rows(__m512i rows) {
     alignas(64) static constexpr int32_t kOrder[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-    const __m512i bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-    return {_mm512_shuffle_epi8(_mm512_permutexvar_epi32(_mm512_load_si512(kOrder), rows), bytes)};
+    return transposed_bytes(_mm512_permutexvar_epi32(_mm512_load_si512(kOrder), rows));
+}
+PACE_INLINE __m512i joined(__m256i low, __m256i high) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 PACE_INLINE Bytes load_quad_rows(const int8_t* p, int64_t stride) {
     if (__builtin_constant_p(stride) && stride == 16) return transposed_rows(_mm512_loadu_si512(p));
-    const auto row = [&](int i) __attribute__((always_inline)) {
-        return _mm_loadu_si128((const __m128i*)(p + i * stride));
+    const auto two = [&](int i) __attribute__((always_inline)) {
+        const __m128i first = _mm_loadu_si128((const __m128i*)(p + i * stride));
+        return _mm256_inserti128_si256(_mm256_castsi128_si256(first),
+                                       _mm_loadu_si128((const __m128i*)(p + (i + 1) * stride)), 1);
     };
-    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(row(0)), row(1), 1);
-    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(row(2)), row(3), 1);
-    return transposed_rows(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
+    return transposed_rows(joined(two(0), two(2)));
+}
+PACE_INLINE Bytes load_quad_half(const int8_t* p, int64_t stride, int half) {
+    alignas(64) static constexpr int32_t kOrder[2][16] = {{0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27},
+                                                          {4, 12, 20, 28, 5, 13, 21, 29, 6, 14, 22, 30, 7, 15, 23, 31}};
+    const auto row = [&](int i)
+        __attribute__((always_inline)) { return _mm256_loadu_si256((const __m256i*)(p + i * stride)); };
+    return transposed_bytes(_mm512_permutex2var_epi32(joined(row(0), row(1)), _mm512_load_si512(kOrder[half]),
+                                                      joined(row(2), row(3))));
 }
 PACE_INLINE void store_bytes_of(uint8_t* p, I32 a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
 

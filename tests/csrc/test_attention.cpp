@@ -186,14 +186,14 @@ struct Problem {
                 }
                 for (int64_t d = 0; d < value_dim; ++d) {
                     double total = 0, absolute = 0,
-                           lost = 1e-37;  // a weight below 2^-126 of the largest counts as nothing
+                           lost = 1e-37;  // a weight below 2^-120 of the largest counts as nothing
                     for (int64_t j = begin; j <= last; ++j) {
                         const double value = v[(j * kv_heads + kv_head) * value_dim + d],
                                      term = weight[j] / sum * value;
                         total += term;
                         absolute += std::fabs(term);
-                        lost += 0x1p-126 * std::fabs(value);
-                        if (has_codes()) lost += 127 * (largest_weight * 0.5001 / kMaxCode + 0x1p-126);
+                        lost += 0x1p-120 * std::fabs(value);
+                        if (has_codes()) lost += 127 * (largest_weight * 0.5001 / kMaxCode + 0x1p-120);
                     }
                     expected[(p * heads + h) * value_dim + d] = total;
                     tolerance[(p * heads + h) * value_dim + d] =
