@@ -314,11 +314,9 @@ struct CodeProducts {
         }
         const float max_weight = reduce_max(largest);
         const float inverse = max_weight < 0x1p-126f ? 0.0f : 1.0f / max_weight;
-        PACE_EACH(v, kTileVectors) {
-            const I32 code = to_int(scaled[v] * broadcast(inverse) * broadcast(kMaxCode));
-            store_bytes_of((uint8_t*)row + v * kLanes, code);
-            store_bytes_of((uint8_t*)row + kTilePositions + v * kLanes, shift_right<8>(code));
-        }
+        I32 codes[kTileVectors];
+        PACE_EACH(v, kTileVectors) codes[v] = to_int(scaled[v] * broadcast(inverse) * broadcast(kMaxCode));
+        store_both_bytes((uint8_t*)row, codes);
         row[kMaxWeight] = max_weight;
         return total;
     }

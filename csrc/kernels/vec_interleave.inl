@@ -10,6 +10,7 @@
 //
 //   load_quad_rows(p, stride)  16 quads (p[i], p[stride + i], p[2 stride + i], p[3 stride + i]); load_quad_half(.., h).
 //   store_bytes_of(p, I32)     the lowest byte of each lane.
+//   store_both_bytes(p, I32[4])  of numbers of 0 to 2^15 - 1: 64 low bytes, then 64 high ones.
 //
 // NUMERICS  round_pairs as vcvtne2ps2bf16: subnormals count as zero; NaN stays NaN.
 #if PACE_ISA_LEVEL >= 4
@@ -119,6 +120,12 @@ PACE_INLINE Bytes load_quad_half(const int8_t* p, int64_t stride, int half) {
 PACE_INLINE void store_bytes_of(uint8_t* p, I32 a) {
     for (int i = 0; i < 16; ++i) p[i] = uint8_t(a.v[i]);
 }
+PACE_INLINE void store_both_bytes(uint8_t* p, const I32 (&a)[4]) {
+    for (int i = 0; i < 64; ++i) {
+        p[i] = uint8_t(a[i / 16].v[i % 16]);
+        p[64 + i] = uint8_t(a[i / 16].v[i % 16] >> 8);
+    }
+}
 
 #else
 
@@ -127,11 +134,13 @@ PACE_INLINE Bytes transposed_bytes(__m512i rows) {
     const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     return {_mm512_shuffle_epi8(rows, order)};
 }
-// Four rows of 16 bytes, one in each 128 bits: first the bytes of four columns move together.
-PACE_INLINE Bytes transposed_rows(__m512i rows) {
+// Transposes four rows of four quads.
+PACE_INLINE __m512i transposed_quads(__m512i rows) {
     alignas(64) static constexpr int32_t kOrder[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-    return transposed_bytes(_mm512_permutexvar_epi32(_mm512_load_si512(kOrder), rows));
+    return _mm512_permutexvar_epi32(_mm512_load_si512(kOrder), rows);
 }
+// Four rows of 16 bytes, one in each 128 bits: first the bytes of four columns move together.
+PACE_INLINE Bytes transposed_rows(__m512i rows) { return transposed_bytes(transposed_quads(rows)); }
 PACE_INLINE __m512i joined(__m256i low, __m256i high) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
@@ -153,6 +162,15 @@ PACE_INLINE Bytes load_quad_half(const int8_t* p, int64_t stride, int half) {
                                                       joined(row(2), row(3))));
 }
 PACE_INLINE void store_bytes_of(uint8_t* p, I32 a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
+// Packing leaves four neighbours of each vector in each 128 bits.
+PACE_INLINE void store_both_bytes(uint8_t* p, const I32 (&a)[4]) {
+    const __m512i first = _mm512_packus_epi32(a[0].v, a[1].v), second = _mm512_packus_epi32(a[2].v, a[3].v);
+    const __m512i mask = _mm512_set1_epi16(255);
+    const __m512i low = _mm512_packus_epi16(_mm512_and_si512(first, mask), _mm512_and_si512(second, mask));
+    const __m512i high = _mm512_packus_epi16(_mm512_srli_epi16(first, 8), _mm512_srli_epi16(second, 8));
+    _mm512_storeu_si512(p, transposed_quads(low));
+    _mm512_storeu_si512(p + 64, transposed_quads(high));
+}
 
 #endif
 #endif

@@ -93,6 +93,32 @@ def as_stored(heads: Tensor, dtype: torch.dtype) -> Tensor:
     return (heads.double() / scales).round() * scales
 
 
+HALF_UNIT = 0.5001 / 32512
+"""Of the codes of queries and weights, relative to the largest one."""
+
+
+def rounding_of_scores(dtype: torch.dtype, q: Tensor, k: Tensor) -> Tensor | float:
+    """The error `[heads, T, J]` of scores from rounding queries (times scale): by 2^-9 of themselves to bf16, by half a
+    unit as codes."""
+    rounds = attention_rounds(dtype)
+    if rounds == "bf16":
+        return 2.0**-9 * (q.abs() @ k.abs().transpose(1, 2))
+    return HALF_UNIT * q.abs().amax(-1, keepdim=True) * k.abs().sum(-1)[:, None] if rounds == "codes" else 0.0
+
+
+def rounding_of_outputs(dtype: torch.dtype, weights: Tensor, v: Tensor) -> Tensor | float:
+    """The error `[heads, T, D]` from rounding weights `[heads, T, J]`: by 2^-9 of themselves, as is their sum, or by
+    half a unit of the largest one times its value's scale."""
+    rounds = attention_rounds(dtype)
+    if rounds == "bf16":
+        return 1.01 * 2.0**-8 * (weights @ v.abs())
+    if rounds == "fp32":
+        return 0.0
+    scales = v.abs().amax(-1, keepdim=True) / 127
+    largest = (weights * scales.transpose(1, 2)).amax(-1, keepdim=True)
+    return HALF_UNIT * largest * ((weights > 0).double() @ (v.abs() / scales.clamp_min(1e-300)))
+
+
 def expected_and_tolerance(
     sequence: Sequence,
     dtype: torch.dtype,
@@ -110,10 +136,7 @@ def expected_and_tolerance(
 
     A score is a chain of D rounded products, so its error is at most D eps sum|q k| scale =: e. In int8 its scale is
     rounded once more. Weights then have a relative error of exp(2 e) - 1. The sum of up to n weighted values adds
-    another few n eps of their magnitude.
-
-    Queries and weights in bf16 add 2^-9 of themselves. As codes, they add half a unit: 2^-16 of a query's largest
-    element, and of the largest weight times its value's scale."""
+    another few n eps of their magnitude. Tables that round queries and weights add the errors of that."""
     length, heads, head_dim = sequence.q.shape
     group = heads // sequence.k.shape[1]
     q = sequence.q[first:].double().transpose(0, 1)
@@ -121,11 +144,7 @@ def expected_and_tolerance(
     scale, eps = head_dim**-0.5, 2.0**-24
     scores = scale * q @ k.transpose(1, 2)
     score_error = scale * (head_dim + 3) * eps * (q.abs() @ k.abs().transpose(1, 2))
-    rounds, half_unit = attention_rounds(dtype), 0.5001 / 32512
-    if rounds == "bf16":
-        score_error = score_error + scale * 2.0**-9 * (q.abs() @ k.abs().transpose(1, 2))
-    if rounds == "codes":
-        score_error = score_error + scale * half_unit * q.abs().amax(-1, keepdim=True) * k.abs().sum(-1)[:, None]
+    score_error = score_error + rounding_of_scores(dtype, scale * q, k)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
         score_error = score_error + 8 * eps * softcap
@@ -140,12 +159,7 @@ def expected_and_tolerance(
     magnitude = weights @ v.abs()
     worst = (score_error + 4 * eps * scores.masked_fill(hidden, 0.0).abs()).amax(-1, keepdim=True)
     tolerance = magnitude * ((2 * worst).expm1() + (80 + length / 64) * eps) + 1e-37  # many elements are 0 in int8
-    if rounds == "bf16":
-        tolerance = tolerance + 1.01 * 2.0**-8 * magnitude  # weights, and their sum
-    if rounds == "codes":
-        scales = v.abs().amax(-1, keepdim=True) / 127
-        largest = (weights * scales.transpose(1, 2)).amax(-1, keepdim=True)
-        tolerance = tolerance + half_unit * largest * ((~hidden).double() @ (v.abs() / scales.clamp_min(1e-300)))
+    tolerance = tolerance + rounding_of_outputs(dtype, weights, v)
     return (t.transpose(0, 1).flatten(1) for t in (weights @ v, tolerance))
 
 

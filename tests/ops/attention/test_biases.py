@@ -13,7 +13,17 @@ from pace.ops import native, reference
 from pace.ops.protocol import AttentionOptions
 from tests.ops.attention.test_newest import all_of, assert_close, in_one_span, symmetric
 from tests.ops.isas import each_isa, on_each_isa
-from tests.ops.test_attention import DTYPES, Sequence, as_stored, attend, fill_cache, make_sequence, make_spans
+from tests.ops.test_attention import (
+    DTYPES,
+    Sequence,
+    as_stored,
+    attend,
+    fill_cache,
+    make_sequence,
+    make_spans,
+    rounding_of_outputs,
+    rounding_of_scores,
+)
 
 RADII = (0, 1, 5, 16, 128, 400)
 """The table of a length of 150 is one number, narrower than a vector, narrower than the text, and wider."""
@@ -45,8 +55,10 @@ def definition(
         hidden = hidden | (j <= p - window)
     weights = (scores + bias).masked_fill(hidden, -math.inf).softmax(-1)
     error = (head_dim + 3) * eps * scale * (q.abs() @ k.abs().transpose(1, 2)) + 4 * eps * (bias.abs() + scores.abs())
+    error = (error + rounding_of_scores(dtype, scale * q, k)).expm1()
     lost, magnitude = weights * error, weights @ v.abs()
     tolerance = 2 * (lost @ v.abs() + lost.sum(-1, keepdim=True) * magnitude) + (80 + length / 64) * eps * magnitude
+    tolerance = tolerance + rounding_of_outputs(dtype, weights, v)
     return tuple(t.transpose(0, 1).flatten(1) for t in (weights @ v, tolerance + 1e-37))
 
 
