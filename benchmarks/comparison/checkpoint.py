@@ -4,6 +4,7 @@ tokenizer."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,17 @@ STD = 0.02
 QUERY_KEY_STD = 0.04
 """Gives scores a standard deviation of about one, so that a wrong rotation or order of heads changes the logits of the
 whole model."""
+SCALES = {"gemma4_text": {"router.proj.weight": 50.0, "q_norm.weight": 0.25, "k_norm.weight": 0.25}}
+"""model_type -> factors of tensors, by the ends of their names. Gemma 4 divides the router's input by the root of its
+width, and does not divide scores of attention. With these factors, scores have a standard deviation of about one, as in
+other families. Without them, rounding would choose other experts and other positions."""
 CONVOLUTIONS = ("conv1d.weight", "conv.conv.weight")
 CONVOLUTION_STD = 0.5
 """Keeps the scale of a channel over its few taps."""
 PUBLISHED = {"lfm2": {"model.norm.": "model.embedding_norm."}, "lfm2_moe": {"model.norm.": "model.embedding_norm."}}
 """model_type -> the starts of pace's names that published checkpoints spell otherwise."""
+STACKED = ("gemma4_text",)
+"""model_types whose published checkpoints, and converters, have one tensor for all experts of a layer."""
 
 
 def ensure_checkpoint(shape: str, folder: Path) -> Path:
@@ -73,13 +80,17 @@ def write_checkpoint(config: dict, folder: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     targets = model_class(parsed, torch.float32, reference).targets()
     sizes = {name: tuple(target.shape) for name, [target, *_] in targets.items()}
-    published = {name: _published(name, config["model_type"]) for name in sizes}
-    infos = {published[name]: TensorInfo(torch.bfloat16, shape) for name, shape in sizes.items()}
+    sizes = {_published(name, config["model_type"]): shape for name, shape in sizes.items()}
+    if config["model_type"] in STACKED:
+        sizes = _stacked(sizes)
+    scales = SCALES.get(config["model_type"], {})
+    infos = {name: TensorInfo(torch.bfloat16, shape) for name, shape in sizes.items()}
     path = folder / "model.safetensors"
     path.unlink(missing_ok=True)  # of an attempt that was interrupted
     with SafetensorsWriter(path, infos) as writer:
         for name, shape in sizes.items():
-            writer.write(published[name], random_tensor(name, shape, generator))
+            factors = [factor for end, factor in scales.items() if name.endswith(end)]
+            writer.write(name, random_tensor(name, shape, generator).mul_(math.prod(factors)))
     _write_tokenizer(config["vocab_size"], folder)
 
 
@@ -88,6 +99,22 @@ def _published(name: str, model_type: str) -> str:
         if name.startswith(ours):
             return theirs + name.removeprefix(ours)
     return name
+
+
+def _stacked(sizes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Returns the same tensors with the experts of a layer stacked: `gate_up_proj`, of `[experts, 2 * intermediate,
+    hidden]`, and `down_proj`, of `[experts, hidden, intermediate]`."""
+    stacked: dict[str, tuple[int, ...]] = {}
+    for name, (rows, *columns) in sizes.items():
+        if expert := re.fullmatch(r"(.*\.experts\.)(\d+)\.(gate|up|down)_proj\.weight", name):
+            prefix, number, kind = expert[1], int(expert[2]), expert[3]
+            if kind == "down":
+                stacked[f"{prefix}down_proj"] = (number + 1, rows, *columns)
+            else:
+                stacked[f"{prefix}gate_up_proj"] = (number + 1, 2 * rows, *columns)
+        else:
+            stacked[name] = (rows, *columns)
+    return stacked
 
 
 def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

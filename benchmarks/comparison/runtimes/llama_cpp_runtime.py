@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ class LlamaCpp(SteppedRuntime):
 
     @classmethod
     def import_modules(cls) -> None:
+        if source := os.environ.get(SOURCE_VARIABLE):
+            sys.path.insert(0, str(Path(source) / "gguf-py"))  # knows the newest types
         super().import_modules()
         import llama_cpp
 

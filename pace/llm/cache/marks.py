@@ -34,14 +34,23 @@ class MarkPlaces:
         """Returns the positions after `start` and up to `end`, ascending, for a prompt of `num_tokens` tokens.
 
         A repeated prompt continues from its last full block. The next turn of a chat departs a little before the end.
-        Another question about the same document departs somewhere before that. So distances to the end double. At
-        `branch`, earlier texts went on differently. Regular marks bound what any other text computes again."""
+        Another question about the same document departs somewhere before that, so distances to the end grow by a
+        factor. Regular marks bound what any other text computes again. At `branch`, earlier texts went on
+        differently."""
         last = (num_tokens - 1) // BLOCK_SIZE
-        distances = [1, 0, *(2**k - 1 for k in range(2, last.bit_length() + 1))][: self.max_marks]
-        step = BLOCK_SIZE * num_blocks_of(max(1, self.interval, num_tokens // self.max_marks))
-        regular = range(start // step * step + step, end + 1, step)
-        places = {branch, *regular, *(BLOCK_SIZE * (last - distance) for distance in distances)}
+        step = num_blocks_of(max(1, self.interval, num_tokens // self.max_marks))
+        regular = range(start // (step * BLOCK_SIZE) + 1, end // (step * BLOCK_SIZE) + 1)
+        blocks = [*(step * index for index in regular), *(last - distance for distance in self._distances(last, step))]
+        places = {branch, *(BLOCK_SIZE * block for block in blocks)}
         return sorted(place for place in places if start < place <= end)
+
+    def _distances(self, last: int, step: int) -> list[int]:
+        """Returns distances to the end in blocks, in a prompt of `last` full blocks. They grow by a factor of at least
+        two. If there are few marks, the factor is so large that they reach the regular marks, `step` blocks apart."""
+        num_growing = max(0, self.max_marks - 2)
+        factor = max(2.0, min(step, last) ** (1 / (num_growing + 1)))
+        powers = range(1, min(num_growing + 1, last.bit_length()) + 1)
+        return list(dict.fromkeys([1, 0, *(int(factor**power) - 1 for power in powers)]))[: self.max_marks]
 
 
 class MarkedPrefixCache(PrefixCache):

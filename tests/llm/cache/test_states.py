@@ -206,6 +206,9 @@ def test_a_prompt_leaves_marks_near_its_end_and_at_regular_distances() -> None:
     assert places.of(1000, 832, 944, branch=848) == [848, 880, 944]
     assert MarkPlaces(16, 1).of(100, 0, 100, branch=0) == [80], "the next turn departs before the end"
     assert places.of(16, 0, 16, branch=0) == []
+    few = MarkPlaces(interval=1648, max_marks=3).of(8100, 0, 8100, branch=0)
+    assert few == [2704, 5408, 7904, 8080, 8096], "another question of 100 tokens reads 200 tokens again, not 2,700"
+    assert len(MarkPlaces(16, 10**6).of(100, 0, 100, branch=0)) == 6, "as many as there are blocks"
 
 
 def marked(model: FakeModel, num_slots: int = 100, **limits) -> Generator:
