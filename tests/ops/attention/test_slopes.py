@@ -30,7 +30,7 @@ from tests.ops.test_attention import (
 def definition(
     sequence: Sequence, dtype: torch.dtype, slopes: Tensor, bf16_bias: bool = False, window: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The definition in float64 for all positions, and the tolerance for fp32.
+    """The definition in float64 for all positions, and the tolerance of the current table.
 
     The error of a score is at most D eps sum|q k| scale. Later roundings add 4 eps of its size and of the bias. A
     weight w has an error of w times that. The sum of weights and the sum over values add a few eps of their size."""
