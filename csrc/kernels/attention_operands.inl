@@ -204,7 +204,7 @@ struct CodeProducts {
     static constexpr bool kStaged = std::is_same_v<T, StagedQuad>, kScaled = true, kWholeTiles = true;
     static constexpr bool kHasLatents = false;
     static constexpr int kStep = 4, kWords = 2 * kPackedRows, kSums = 2;
-    static constexpr float kMaxCode = 32512.0f;  // 127 * 256
+    static constexpr float kMaxCode = 32512.0f;            // 127 * 256
     static constexpr int kMaxWeight = kTilePositions / 2;  // word of a row of weights with max w
 
     struct Sum {

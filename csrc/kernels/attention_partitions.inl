@@ -60,8 +60,7 @@ static void attend_partition(const AttentionArgs& args, const QueryRows& rows, i
         }
         if (first >= last) continue;
         const int first_block = first / kBlockPositions, last_block = (last - 1) / kBlockPositions;
-        with_products(
-            args, [&]<class P>() { attend_tile<P>(args, rows, tile, first_block, last_block, s); });
+        with_products(args, [&]<class P>() { attend_tile<P>(args, rows, tile, first_block, last_block, s); });
     }
 }
 

@@ -27,7 +27,9 @@ constexpr int kOnePassRows = kLanes == 16 ? 8 : kPassRows;  // up to this many r
 static_assert(kOnePassRows <= kPackedRows);
 // With few rows, more columns provide enough independent chains.
 template <class P, int R>
-constexpr int kPassVectors = kLanes == 16  ? (R * P::kSums <= 6 ? 4 : R * P::kSums <= 14 ? 2 : 1)
+constexpr int kPassVectors = kLanes == 16  ? (R * P::kSums <= 6    ? 4
+                                              : R * P::kSums <= 14 ? 2
+                                                                   : 1)
                              : kLanes == 8 ? (R <= 3 ? 4 : 2)
                                            : 4;
 
@@ -101,7 +103,7 @@ static void score_pass(const float* q, const typename P::Element* const* keys, c
     }
     const auto query = [&](int r) __attribute__((always_inline)) { return P::query(q, r); };
     for (int64_t step = 0; step < steps; ++step, q += P::kWords) {
-        PACE_EACH(b, kBlocks) fetch_step_ahead<kAhead, kStepElements * int(sizeof(T))>(next[b], step);
+        PACE_EACH(b, kBlocks) fetch_step_ahead<kAhead, kStepElements* int(sizeof(T))>(next[b], step);
         const auto key = [&](int v) __attribute__((always_inline)) {
             return P::key(k[v / kBlockVectors] + step * kStepElements, v % kBlockVectors);
         };
@@ -117,8 +119,7 @@ static void score_pass(const float* q, const typename P::Element* const* keys, c
     PACE_EACH(v, kVectors) {
         PACE_EACH(r, R) {
             F32 score = P::score(sums[r][v], units, r);
-            if constexpr (P::kScaled)
-                score = score * load(scales[v / kBlockVectors] + v % kBlockVectors * kLanes);
+            if constexpr (P::kScaled) score = score * load(scales[v / kBlockVectors] + v % kBlockVectors * kLanes);
             store(scores + r * kTilePositions + v * kLanes, score);
         }
     }
@@ -142,7 +143,7 @@ static void value_pass(const float* weights, const typename P::Element* const* v
         const T* row = values[block] + (first - block_begin) / kStep * kRows * padded_dim + column;
         const int64_t steps_before = (column / kColumns * kBlockPositions - block_begin) / kStep;
         for (int j = first; j < last; j += kStep, row += kRows * padded_dim) {
-            fetch_step_ahead<kAhead, kRows * kColumns * int(sizeof(T))>(ahead[block], steps_before + j / kStep);
+            fetch_step_ahead<kAhead, kRows * kColumns* int(sizeof(T))>(ahead[block], steps_before + j / kStep);
             const auto weight = [&](int r) __attribute__((always_inline)) {
                 return P::weight(weights + r * kTilePositions, j);
             };
@@ -214,9 +215,9 @@ static void latent_scores(const float* q, const TileBlocks<P>& tile, int pass, i
         }
         const auto add = [&](int64_t d, int n) __attribute__((always_inline)) {
             const auto query = [&](int r)
-                __attribute__((always_inline)) { return P::latent_query(q + r * padded_dim, d, n); };
+                                   __attribute__((always_inline)) { return P::latent_query(q + r * padded_dim, d, n); };
             const auto latent = [&](int v)
-                __attribute__((always_inline)) { return P::latent(row + v * padded_dim + d, n); };
+                                    __attribute__((always_inline)) { return P::latent(row + v * padded_dim + d, n); };
             multiply_add<P>(query, latent, sums);
         };
         for (int64_t d = 0; d < whole; d += P::kLatentLanes) add(d, P::kLatentLanes);

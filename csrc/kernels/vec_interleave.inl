@@ -156,10 +156,11 @@ PACE_INLINE Bytes load_quad_rows(const int8_t* p, int64_t stride) {
 PACE_INLINE Bytes load_quad_half(const int8_t* p, int64_t stride, int half) {
     alignas(64) static constexpr int32_t kOrder[2][16] = {{0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27},
                                                           {4, 12, 20, 28, 5, 13, 21, 29, 6, 14, 22, 30, 7, 15, 23, 31}};
-    const auto row = [&](int i)
-        __attribute__((always_inline)) { return _mm256_loadu_si256((const __m256i*)(p + i * stride)); };
-    return transposed_bytes(_mm512_permutex2var_epi32(joined(row(0), row(1)), _mm512_load_si512(kOrder[half]),
-                                                      joined(row(2), row(3))));
+    const auto row = [&](int i) __attribute__((always_inline)) {
+        return _mm256_loadu_si256((const __m256i*)(p + i * stride));
+    };
+    return transposed_bytes(
+        _mm512_permutex2var_epi32(joined(row(0), row(1)), _mm512_load_si512(kOrder[half]), joined(row(2), row(3))));
 }
 PACE_INLINE void store_bytes_of(uint8_t* p, I32 a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
 // Packing leaves four neighbours of each vector in each 128 bits.

@@ -54,7 +54,10 @@ def test_the_error_is_below_that_of_bf16(dtype):
     for kind in ("normal", "outliers", "peak", "flat"):
         sequence = heads_of(kind)
         exact = plain(sequence, dtype, torch.float64)
-        ours, theirs = ((found - exact).norm(dim=-1) for found in (last_row(sequence, dtype), plain(sequence, dtype, torch.bfloat16)))
+        ours, theirs = (
+            (found - exact).norm(dim=-1)
+            for found in (last_row(sequence, dtype), plain(sequence, dtype, torch.bfloat16))
+        )
         bound = {"bf16": 0.9, "codes": 0.05, "fp32": 0.01}[attention_rounds(dtype)]
         assert ours.norm() < bound * theirs.norm(), (kind, float(ours.norm() / theirs.norm()))
 
@@ -81,7 +84,9 @@ def test_neighbours_in_a_pair_that_a_row_does_not_see_have_no_influence():
             kv, (blocks,) = fill_cache([sequence], dtype)
             spans = make_spans([(1, length, blocks)])
             expected = native.attention(sequence.q[length - 1 : length], kv, spans, options)
-            keys, values = (kv.k, kv.v) if dtype == torch.bfloat16 else (kv.k_scales[:, :, None], kv.v_scales[..., None])
+            keys, values = (
+                (kv.k, kv.v) if dtype == torch.bfloat16 else (kv.k_scales[:, :, None], kv.v_scales[..., None])
+            )
             for p in (*range(length - 19), *range(length, 80)):
                 keys[blocks[p // 16], ..., p % 16] = math.nan
                 values[blocks[p // 16], :, p % 16] = math.nan
