@@ -20,8 +20,8 @@ VECTORS = [isa for isa in FLOATS if isa in (WIDE, "avx2", "generic")]
 
 
 def attention_rounds(dtype: torch.dtype) -> str:
-    """How the current table rounds queries and weights of attention over a cache of `dtype`: to "bf16", to "codes" of 16
-    bits, or not at all ("fp32")."""
+    """How the current table rounds queries and weights of attention over a cache of `dtype`: "bf16", "codes" of 16
+    bits, or "fp32" (not at all)."""
     isa = _C.isa()
     if dtype == torch.bfloat16 and isa.endswith(("avx512_bf16", "amx")):
         return "bf16"
