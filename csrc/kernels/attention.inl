@@ -21,7 +21,7 @@
 //
 // NUMERICS    fp32, apart from the products of bf16 and int8 (attention_operands.inl). A score is one chain over d
 //             ascending. out is one chain over j ascending within a tile, scaled by 2^(old max - new max) between
-//             tiles; max begins 4 above the first tile's scores, and changes if a later one is above it. Scores are multiplied by log2 e, so that exp is a power of two (2^x: 1.4 ulp). A bias is one fma:
+//             tiles. max begins 4 above the first tile's scores, and changes if a later one is above it. Scores are multiplied by log2 e, so that exp is a power of two (2^x: 1.4 ulp). A bias is one fma:
 //             j - p is exact up to 2^24, so near positions have small biases at any depth. Each partition of 1024
 //             positions is computed independently; the results are merged in order. In int8 a complete score is
 //             multiplied by its scale, and a weight after it was added to the sum of weights. Tiles and partitions
@@ -156,7 +156,7 @@ static void add_slope(const AttentionArgs& args, const QueryRows& rows, int row,
 // changes for few tiles. Weights of 2^-4 are as exact as others.
 constexpr float kMaxRoom = 4.0f;
 
-// Caps the scores of a row, sets those outside [begin, end) to -infinity, and returns the row's max: the old one, unless
+// Caps the scores of a row and sets those outside [begin, end) to -infinity. Returns the row's max: the old one, unless
 // a score is above it.
 static float finish_scores(float* scores, int begin, int end, float softcap, float old_max) {
     constexpr int kVectors = kTilePositions / kLanes;

@@ -31,8 +31,8 @@
 //               staged keys      float [D][16]    pairs [D/2][16]    quads [D/4][16], unsigned
 //               staged values    float [16][Dp]   pairs [8][Dp]      quads [4][Dp]
 //
-// NUMERICS    Rounding to bf16 is off by at most 2^-9 of a number, and codes by 2^-16 of the largest one: less than
-//             bf16 of `transformers`, which also rounds scores. A code's product with 127 over 512 elements is less than
+// NUMERICS    Rounding to bf16 is off by at most 2^-9 of a number, and codes by 2^-16 of the largest one. That is less
+//             than bf16 of `transformers`, which also rounds scores. A code's product with 127 over 512 elements is less than
 //             2^31. Pairs and quads begin at fixed positions. Those that a row does not see become zeros (bf16), or have
 //             weights of zero (int8: no code is NaN). So they have no influence.
 
@@ -297,8 +297,8 @@ struct CodeProducts {
         memcpy(units + kPackedRows + row, &surplus, sizeof surplus);
     }
 
-    // Positions outside of [begin, end) have weights of zero, whatever their scales are. A scale of NaN that the row
-    // sees makes the sum of weights NaN.
+    // Positions outside of [begin, end) have weights of zero, also with scales of NaN. A scale of NaN that the row sees
+    // makes the sum of weights NaN.
     PACE_INLINE F32 store_weights(const F32* weights, const float* const* scales, int begin, int end, float* row) {
         const bool partial = begin > 0 || end < kTilePositions;
         F32 total = zero(), largest = zero(), scaled[kTileVectors];

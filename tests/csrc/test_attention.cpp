@@ -151,8 +151,8 @@ struct Problem {
     }
 
     // Compares with the definition, for queries as the table rounds them. A score is a chain of key_dim products, and
-    // each weight inherits twice its error. The sums of at most `length` weights and values add their own error. (int8
-    // rounds three times more for a score and a value: the factors have room.) Weights rounded to bf16 and their sum
+    // each weight inherits twice its error. The sums of at most `length` weights and values add their own error. int8
+    // rounds three times more for a score and a value: the factors have room. Weights rounded to bf16 and their sum
     // are off by 2^-9 each. Weights as codes are off by half a unit, of the largest one times its value's scale.
     void check_against_definition(const std::vector<float>& got, const char* what) {
         const double eps = 0x1p-24;

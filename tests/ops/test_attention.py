@@ -94,7 +94,7 @@ def as_stored(heads: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 HALF_UNIT = 0.5001 / 32512
-"""Of the codes of queries and weights, relative to the largest one."""
+"""Half a unit of the codes of queries and weights, relative to the largest one."""
 
 
 def rounding_of_scores(dtype: torch.dtype, q: Tensor, k: Tensor) -> Tensor | float:
@@ -107,8 +107,8 @@ def rounding_of_scores(dtype: torch.dtype, q: Tensor, k: Tensor) -> Tensor | flo
 
 
 def rounding_of_outputs(dtype: torch.dtype, weights: Tensor, v: Tensor) -> Tensor | float:
-    """The error `[heads, T, D]` from rounding weights `[heads, T, J]`: by 2^-9 of themselves, as is their sum, or by
-    half a unit of the largest one times its value's scale."""
+    """The error `[heads, T, D]` from rounding weights `[heads, T, J]`. In bf16 they and their sum are off by 2^-9 of
+    themselves. As codes they are off by half a unit of the largest one times its value's scale."""
     rounds = attention_rounds(dtype)
     if rounds == "bf16":
         return 1.01 * 2.0**-8 * (weights @ v.abs())

@@ -167,8 +167,8 @@ constexpr int kMaxLanes = 16;
 // Space for rows of one pass in the packed queries: each element is stored for this many rows, side by side.
 constexpr int kPackedRows = 8;
 
-// A row's state after some positions: a number that no score is above (max), the sum of exp(score - max), and, from
-// kPartialOut on, the unnormalised sum of values.
+// A row's state after some positions: max, the sum of exp(score - max), and, from kPartialOut on, the unnormalised sum
+// of values. No score is above max.
 constexpr int64_t kPartialOut = 16;
 inline int64_t partial_floats(const KvView& kv) { return kPartialOut + kv.padded_dim(); }
 
