@@ -21,13 +21,14 @@
 //
 // NUMERICS    fp32, apart from the products of bf16 and int8 (attention_operands.inl). A score is one chain over d
 //             ascending. out is one chain over j ascending within a tile, scaled by 2^(old max - new max) between
-//             tiles. max begins 4 above the first tile's scores, and changes if a later one is above it. Scores are multiplied by log2 e, so that exp is a power of two (2^x: 1.4 ulp). A bias is one fma:
-//             j - p is exact up to 2^24, so near positions have small biases at any depth. Each partition of 1024
-//             positions is computed independently; the results are merged in order. In int8 a complete score is
-//             multiplied by its scale, and a weight after it was added to the sum of weights. Tiles and partitions
-//             begin at fixed absolute positions. So a row's bits depend only on its oldest and newest visible position,
-//             the keys and values there, and the instruction set. They do not depend on R, the span, the batch or the
-//             threads. What lies at positions that a row does not see has no effect, not even NaN.
+//             tiles. max begins 4 above the first tile's scores, and changes if a later one is above it. Scores are
+//             multiplied by log2 e, so that exp is a power of two (2^x: 1.4 ulp). A bias is one fma: j - p is exact up
+//             to 2^24, so near positions have small biases at any depth. Each partition of 1024 positions is computed
+//             independently; the results are merged in order. In int8 a complete score is multiplied by its scale, and
+//             a weight after it was added to the sum of weights. Tiles and partitions begin at fixed absolute
+//             positions. So a row's bits depend only on its oldest and newest visible position, the keys and values
+//             there, and the instruction set. They do not depend on R, the span, the batch or the threads. What lies
+//             at positions that a row does not see has no effect, not even NaN.
 
 // Working memory for one set of rows, allocated from the caller's scratch.
 struct AttentionScratch {

@@ -1,40 +1,51 @@
 // How the two products of attention multiply: the vectors that they load, and how one instruction adds up. A kind P of
 // products has
 //
-//   Element, Latent  the type of keys and values in a tile, and that of values that are keys as well.
-//   Staged           the kind for a tile that stage() has brought into the order of products, for many rows.
-//   kStep            elements of d, or positions, that one product adds up.
-//   kWords           words of 32 bits that a step of d takes in the packed queries.
-//   Sum              of products; kSums vectors. multiply(sum, query, key) and multiply(sum, weight, value) add to it.
+//   Element, Latent          the type of keys and values in a tile, and that of values that are keys as well.
+//
+//   Staged                   the kind for a tile that stage() has brought into the order of products, for many rows.
+//
+//   kStep                    elements of d, or positions, that one product adds up.
+//
+//   kWords                   words of 32 bits that a step of d takes in the packed queries.
+//
+//   Sum                      of products; kSums vectors. multiply(sum, query, key) and (sum, weight, value) add to it.
+//
 //   begin_score(), score()   the sum of a score without any products; the score of a sum.
-//   begin(), end()   from out to a sum of values, and back.
-//   kWholeTiles      positions that a row does not see have weights of zero and may be multiplied.
-//   value<n>()       vector v of n side by side; even n share loads.
+//
+//   begin(), end()           from out to a sum of values, and back.
+//
+//   kWholeTiles              positions that a row does not see have weights of zero and may be multiplied.
+//
+//   value<n>()               vector v of n side by side; even n share loads.
 //
 // SHAPES      A pass packs R <= kPackedRows queries. A row of scores is 64 floats; its weights replace it there.
 //
 // DEFINITION  FloatProducts   fp32: keys and values widen exactly. One fma for each element.
 //
-//             PairProducts    bf16 caches of tables with vdpbf16ps: queries (times scale) and weights are rounded to
+//             PairProducts    bf16 caches of tables with vdpbf16ps. Queries (times scale) and weights are rounded to
 //                             bf16. sum = (sum + a1 b1) + a0 b0 for elements 2i, 2i + 1 of d, or positions 2i, 2i + 1.
 //                             The sum of weights is that of the rounded ones, so that out is an average of values.
 //
-//             CodeProducts    int8 caches of tables with vpdpbusd: a query (times scale) is codes of 16 bits,
+//             CodeProducts    int8 caches of tables with vpdpbusd. A query (times scale) is codes of 16 bits.
 //                             n = round(x / unit), unit = max|x| / 32512. So are the weights of a row in a tile, times
-//                             their value scales: n = round(32512 w / max w). Products are exact integers.
+//                             their value scales. n = round(32512 w / max w). Products are exact integers.
 //
 // LAYOUT      A code n = 256 high + low is two bytes. Queries have low in -128..127. Keys are made unsigned by adding
 //             128, so sums begin at -128 * (sum of n). Weights are unsigned themselves.
 //
-//               packed queries   float [D][8]     pairs [D/2][8]     quads [D/4][2][8] (high, low), units, beginnings
-//               row of weights   float [64]       pairs [32]         low [64], high [64], then max w as a float
-//               staged keys      float [D][16]    pairs [D/2][16]    quads [D/4][16], unsigned
-//               staged values    float [16][Dp]   pairs [8][Dp]      quads [4][Dp]
+//               packed queries   float [D][8]     pairs [D/2][8]     quads [D/4][2][8] (high, low), units, beginnings.
+//
+//               row of weights   float [64]       pairs [32]         low [64], high [64], then max w as a float.
+//
+//               staged keys      float [D][16]    pairs [D/2][16]    quads [D/4][16], unsigned.
+//
+//               staged values    float [16][Dp]   pairs [8][Dp]      quads [4][Dp].
 //
 // NUMERICS    Rounding to bf16 is off by at most 2^-9 of a number, and codes by 2^-16 of the largest one. That is less
-//             than bf16 of `transformers`, which also rounds scores. A code's product with 127 over 512 elements is less than
-//             2^31. Pairs and quads begin at fixed positions. Those that a row does not see become zeros (bf16), or have
-//             weights of zero (int8: no code is NaN). So they have no influence.
+//             than bf16 of `transformers`, which also rounds scores. A code's product with 127 over 512 elements is
+//             less than 2^31. Pairs and quads begin at fixed positions. Those that a row does not see become zeros
+//             (bf16), or have weights of zero (int8: no code is NaN). So they have no influence.
 
 constexpr int kBlockVectors = kBlockPositions / kLanes, kTileVectors = kTilePositions / kLanes;
 
