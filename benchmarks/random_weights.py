@@ -1,4 +1,4 @@
-"""Benchmarks of one shape with random weights, in one kind of weights after another: arguments, loop and table."""
+"""Benchmarks of shapes with random weights, in one kind of weights after another: arguments, loop and table."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pace import _C
 from pace.bench import measure
 from pace.bench.result import Subject
 from pace.bench.shapes import SHAPES
+from pace.llm.loading.options import use_threads
 
 
 class Row(NamedTuple):
@@ -62,6 +63,57 @@ def measure_rows(
         *lines,
     ]
     page.publish(options.into, script, "\n".join(text) + "\n\n", report)
+
+
+def make_shapes_parser(
+    description: str | None, shape: str, weights: list[str], layers: int | None = None
+) -> argparse.ArgumentParser:
+    """Returns a parser of the arguments that `measure_shapes` reads, and of the sizes of a measurement. `shape`,
+    `weights` and `layers` are the defaults."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", nargs="+", default=[shape], choices=SHAPES, metavar="SHAPE")
+    explanation = f"of each shape (default: {layers or 'all'})"
+    parser.add_argument("--layers", type=int, default=layers, metavar="N", help=explanation)
+    parser.add_argument("--weights", nargs="+", default=weights, metavar="KIND")
+    parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens (default: 512)")
+    parser.add_argument("--generate", type=int, default=32, metavar="N", help="decode steps (default: 32)")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="runs (default: 5)")
+    parser.add_argument("--threads", type=int, metavar="N", help="default: what `pace env` says")
+    page.add_into_argument(parser)
+    return parser
+
+
+SHAPE_KEYS = ["shape", "layers", "weights", "instructions"]
+"""The columns that identify a row of `measure_shapes`."""
+
+
+def measure_shapes(
+    script: str,
+    options: argparse.Namespace,
+    columns: Sequence[str],
+    cells_of: Callable[[str, str], list[str]],
+    caption: str = "",
+) -> None:
+    """Measures a row of each kind of weights and each shape, and publishes the rows. Those of a page that are not
+    measured stay. `cells_of(shape, weights)` returns the cells below `columns`.
+
+    Raises the errors of `page.check_page` before anything is measured."""
+    page.check_page(options.into, script)
+    use_threads(options.threads)
+    rows = page.earlier_rows(options.into, script, len(SHAPE_KEYS))
+    for weights in options.weights:
+        for shape in options.shape:
+            key = (shape, str(options.layers or "all"), weights, _C.isa())
+            rows[key] = " | ".join([f"| {shape}", *key[1:], *cells_of(shape, weights)]) + " |"
+            print(rows[key], file=sys.stderr, flush=True)
+    text = [
+        f"`{page.command(script)}` with {_C.get_num_threads()} threads; rows that this command does not "
+        f"name are of an earlier one.{caption}\n",
+        "| " + " | ".join([*SHAPE_KEYS, *columns]) + " |",
+        "|---|---:|---|---|" + "---:|" * len(columns),
+        *rows.values(),
+    ]
+    page.publish(options.into, script, "\n".join(text) + "\n\n")
 
 
 def load(shape: str, weights: str, layers: int | None, threads: int | None) -> Subject:

@@ -19,6 +19,8 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "pace/prefetch.h"
+
 namespace pace {
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -53,7 +55,16 @@ bool request_amx_permission() {
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
+// AMD's Zen 5 and later.
+bool is_zen5() {
+    constexpr uint32_t kFirstLetters = 0x68747541, kExtended = 15, kZen5 = 26;  // "Auth"
+    const uint32_t version = cpuid(1, 0).eax, family = version >> 8 & 15;
+    return cpuid(0, 0).ebx == kFirstLetters && family == kExtended && family + (version >> 20 & 255) >= kZen5;
+}
+
 }  // namespace
+
+const bool kPrefetchesOneRow = is_zen5();
 
 CpuFeatures detect_features() {
     CpuFeatures features;

@@ -264,7 +264,13 @@ void Program::linear(Value out, Columns x, const LinearOptions& options, std::op
         op.residual = residual ? frame.at(*residual) : nullptr;
         op.out = frame.at(out);
     };
-    if (!adapters) return record<LinearOp>(name, any_result(out, x, residual.value_or(out)), bind);
+    if (!adapters) {
+        return record<LinearOp>(name, any_result(out, x, residual.value_or(out)),
+                                [=](LinearOp& op, const Frame& frame) {
+                                    bind(op, frame);
+                                    op.largest = is_result(out) ? frame.step.largest : nullptr;
+                                });
+    }
     record<AdaptedLinearOp>("adapted " + name, true, [=](AdaptedLinearOp& op, const Frame& frame) {
         bind(op.linear, frame);
         route_adapters(op.adapters, *adapters, out, frame.step);

@@ -1,4 +1,5 @@
 // The executor of recorded programs: memory, binding, running and timings. The instructions are in csrc/program.cpp.
+#include "pace/largest.h"
 #include "pace/program.h"
 
 #include <sys/mman.h>
@@ -36,8 +37,11 @@ float* Program::Frame::at(Value value) const {
 void Program::run(const Step& step) {
     ThreadPool::Turn turn(ThreadPool::instance());
     bind(step);
+    if (step.largest) std::fill_n(step.largest, step.logit_rows, kNoCandidate);
     std::vector<int64_t> opened(profiling_ ? phases_.size() + 1 : 0);
     turn.run(phases_.data(), int(phases_.size()), profiling_ ? opened.data() : nullptr);
+    for (int64_t row = 0; step.largest && row < step.logit_rows; ++row)
+        step.largest[row] = index_of_candidate(step.largest[row]);
     if (profiling_) add_timings(opened);
 }
 

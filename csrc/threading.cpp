@@ -3,6 +3,7 @@
 #include <immintrin.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -204,10 +205,21 @@ struct ThreadPool::State {
         }
     }
 
+    // Fetches what a thread reads first after this phase, if its own range is empty. Attention reads little, and the
+    // product after it may be next.
+    void fetch_next(int thread) const {
+        const uint64_t bounds = ranges[thread].bounds.load(std::memory_order_relaxed);
+        if (uint32_t(bounds) < bounds >> 32) return;
+        for (int next = phase + 1; next < std::min(num_phases, phase + 3); ++next) {
+            if (phases[next].fetch) return phases[next].fetch(phases[next].context, thread);
+        }
+    }
+
     void run_chunk(int64_t chunk, int thread) {
         if (!failed.load(std::memory_order_relaxed)) {
             inside_chunk = true;
             try {
+                fetch_next(thread);
                 phases[phase].body(phases[phase].context, chunk, thread);
             } catch (...) {
                 if (!failed.exchange(true)) error = std::current_exception();

@@ -315,7 +315,13 @@ class Program:
         options: AttentionOptions,
     ) -> None: ...
     def run(
-        self, cache: KvCache, batch: Batch, angles: list[tuple[int, int]], inputs: list[int], logits: int
+        self,
+        cache: KvCache,
+        batch: Batch,
+        angles: list[tuple[int, int]],
+        inputs: list[int],
+        logits: int,
+        finds_largest: bool,
     ) -> None: ...
     def set_profiling(self, on: bool) -> None: ...
     def timings(self) -> list[tuple[str, int, float]]: ...

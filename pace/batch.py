@@ -15,6 +15,9 @@ from pace.states import SlotSpec, State, StateSlots, StateSpans
 BLOCK_SIZE = 16
 """Positions in one key/value block. The kernels compute the scores of a block as one 16-wide product."""
 
+NOT_FOUND = -2
+"""Index of a largest logit that a step did not look for."""
+
 CACHE_WAY_BYTES = 64 << 10
 """Blocks a multiple of this apart compete for the same few sets of the caches and the TLB, and evict each other."""
 BLOCK_PADDING = 4096 + 64
@@ -309,6 +312,9 @@ class ForwardBatch:
     has an adapter."""
     types: Tensor | None = None
     """int64 `[T]`, the type of each token, for a model that has token types. None for others."""
+    largest: Tensor | None = None
+    """int64 `[R]`, written by a program: the index of each row's largest logit, as `argmax` gives it. NOT_FOUND if the
+    program does not look for it. None: not wanted."""
     others: tuple[ForwardBatch, ...] = ()
     """The same step for the second and later groups of layers, with their slots and block tables."""
 

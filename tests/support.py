@@ -79,11 +79,11 @@ class TensorDict:
         pass
 
 
-def load_model(folder: Path, dtype: torch.dtype, ops: ModuleType) -> BaseModelForCausalLM:
-    """Loads the model of a folder with one safetensors file."""
+def load_model(folder: Path, dtype: torch.dtype, ops: ModuleType, media: bool = False) -> BaseModelForCausalLM:
+    """Loads the model of a folder with one safetensors file; with its towers if `media`."""
     from safetensors.torch import load_file
 
-    model_class, config = read_config(json.loads((folder / "config.json").read_text()))
+    model_class, config = read_config(json.loads((folder / "config.json").read_text()), media=media)
     model = model_class(config, dtype, ops)
     model.load_weights(TensorDict(load_file(folder / "model.safetensors")))
     return model

@@ -14,5 +14,6 @@
 #include "pace/attention.h"
 #include "pace/convert.h"
 #include "pace/grids.h"
+#include "pace/prefetch.h"
 #include "pace/states.h"
 #include "pace/types.h"

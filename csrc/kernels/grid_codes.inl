@@ -286,10 +286,10 @@ struct SuperHead<GridCodes<kDigitBits, kGroupSize>> {
     alignas(64) int8_t numbers[Codes::kGroups * 16];
     alignas(64) uint8_t units[8 * Codes::kUnitBytes];
 
-    SuperHead(const PackedHeader& h, const uint8_t* p) : group_scales(numbers), group_mins(numbers), codes(units) {
+    SuperHead(const SuperWeight& w, const uint8_t* p) : group_scales(numbers), group_mins(numbers), codes(units) {
         F16 assembled[16];
-        const F16* const d = expand(h.grid(), p, assembled);
-        const F32 unit = broadcast(grid_unit(h.grid()));
+        const F16* const d = expand(w.h.grid(), p, assembled);
+        const F32 unit = broadcast(grid_unit(w.h.grid()));
         PACE_EACH(v, kVectors) {
             scales[v] = load(d + v * kLanes) * unit;
             mins[v] = zero();

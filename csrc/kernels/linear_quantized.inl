@@ -62,7 +62,7 @@ template <class Codes, int R, bool kHasMins>
         } else {
             scales_at = (const F16*)p;
             p += w.pair_scales_bytes;
-            if constexpr (R >= Codes::kPrefetchRows) __builtin_prefetch((const char*)scales_at + kPrefetchBytes);
+            if (prefetches<Codes, R>()) __builtin_prefetch((const char*)scales_at + kPrefetchBytes);
         }
         PACE_EACH(v, kVectors) {
             scales[v] = w.group ? load(scales_at + v * kLanes) * row_scales[v] : row_scales[v];

@@ -5,10 +5,18 @@
 //   decode(codes, p, w)      the weights of a vector, for immediate multiplication.
 //   unpack(codes, p, out)    a whole step in the form of Unpacked; returns the end of the output.
 
-// Tiles of at least kPrefetchRows rows, and unpack_codes(), prefetch codes this far ahead. One row with few
-// instructions per line relies on the hardware prefetcher, which software prefetches would disturb
-// (benchmarks/RESULTS.md).
+// Tiles of at least kPrefetchRows rows, and unpack_codes(), prefetch codes this far ahead. On most processors, one row
+// with few instructions per line relies on the hardware prefetcher, which software prefetches would disturb
+// (pace/prefetch.h).
 constexpr int kPrefetchBytes = 4096, kNever = 1 << 30;
+
+// True for tiles of R rows that prefetch. One row also does if two do, on some processors.
+template <class Codes, int R>
+PACE_INLINE bool prefetches() {
+    if constexpr (R >= Codes::kPrefetchRows) return true;
+    if constexpr (R + 1 == Codes::kPrefetchRows) return kPrefetchesOneRow;
+    return false;
+}
 constexpr bool kOneRowIsSlow = PACE_ISA_LEVEL <= 1 && !PACE_HAS_VNNI;
 
 // Number of k that a NibbleSum can hold, for codes up to PackedHeader::kMaxDistance.
@@ -223,7 +231,7 @@ template <class Codes, int R, int P>
 PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w,
                            int64_t panel_bytes, int64_t count, typename Codes::Sum (&sums)[R][P * kVectors]) {
     for (int64_t k = 0; k < count; k += Codes::kStep, x += Codes::kStep, w += Codes::kStepBytes) {
-        if constexpr (R >= Codes::kPrefetchRows)
+        if (prefetches<Codes, R>())
             PACE_EACH(line, Codes::kStepBytes / 64) __builtin_prefetch(w + 64 * line + kPrefetchBytes);
         if constexpr (R * P == 1) {  // one vector at a time, because registers are scarce
             decltype(Codes::broadcast(x)) inputs[Codes::kFactors];
@@ -264,7 +272,7 @@ PACE_INLINE void add_units(const typename Codes::Input*& x, int64_t x_stride, co
         PACE_EACH(r, R)
             PACE_EACH(v, kSums) sums[c][r][v] = Sum{};
     for (int64_t k = 0; k < count; k += Codes::kStep, x += Codes::kStep, w += Codes::kStepBytes) {
-        if constexpr (R >= Codes::kPrefetchRows)
+        if (prefetches<Codes, R>())
             PACE_EACH(line, Codes::kStepBytes / 64) __builtin_prefetch(w + 64 * line + kPrefetchBytes);
         unrolled<Codes::kFactors>([&](auto s) __attribute__((always_inline)) {
             typename Codes::Weight weights[kSums];
@@ -302,7 +310,7 @@ PACE_INLINE void add_parts_of_steps(const typename Codes::Input*& x, int64_t x_s
     using Sum = typename Codes::Sum;
     constexpr int kParts = Codes::kStep / Codes::kSumK, kFactors = Codes::kFactors / kParts;
     for (int64_t k = 0; k < count; k += Codes::kStep, x += Codes::kStep, w += Codes::kStepBytes) {
-        if constexpr (R >= Codes::kPrefetchRows)
+        if (prefetches<Codes, R>())
             for (int line = 0; line < Codes::kStepBytes; line += 64) __builtin_prefetch(w + line + kPrefetchBytes);
         unrolled<kParts>([&](auto part) __attribute__((always_inline)) {
             Sum sums[R][P * kVectors];

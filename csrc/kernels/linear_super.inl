@@ -38,17 +38,17 @@ PACE_INLINE void add_unit(const Codes& codes, const uint8_t* p, const int8_t* gr
 
 // One tile: R rows x one panel.
 template <class Codes, int R>
-[[gnu::noinline]] static void super_tile(const Codes& codes_of_weight, const PackedHeader& h, int64_t panel,
+[[gnu::noinline]] static void super_tile(const Codes& codes_of_weight, const SuperWeight& weight, int64_t panel,
                                          const char* x, int64_t x_stride, float* out, int64_t out_stride) {
     constexpr int kUnitBytes = Codes::kUnitBytes, kUnitsOfHalf = 4;
     const Codes codes = codes_of_weight;  // keeps them in registers
-    const SuperInputs inputs(h, x, x_stride);
-    const uint8_t* p = (const uint8_t*)h.panel(panel);
-    const int64_t super_blocks = h.k / kSuperBlock, super_block_bytes = h.super_block_bytes();
-    const bool has_mins = h.has_mins, has_offset = codes.offset != 0;
+    const SuperWeight w = weight;
+    const SuperInputs inputs(w.h, x, x_stride);
+    const uint8_t* p = w.panel(panel);
+    const bool has_mins = w.has_mins, has_offset = codes.offset != 0;
     F32 sum[R][kVectors] = {};
-    for (int64_t b = 0; b < super_blocks; ++b, p += super_block_bytes) {
-        const SuperHead<Codes> head(h, p);
+    for (int64_t b = 0; b < w.super_blocks; ++b, p += w.block_bytes) {
+        const SuperHead<Codes> head(w, p);
         const uint8_t* unit = head.codes;
         for (int half = 0; half < 2; ++half) {
             const int64_t c = 2 * b + half;
@@ -86,11 +86,11 @@ template <class Codes, int R>
 }
 
 template <class Codes, int R = 1>
-static void super_rows(int64_t rows, const Codes& codes, const PackedHeader& h, int64_t panel, const char* x,
+static void super_rows(int64_t rows, const Codes& codes, const SuperWeight& w, int64_t panel, const char* x,
                        int64_t x_stride, float* out, int64_t out_stride) {
     if constexpr (R < kSuperRows)
-        if (rows != R) return super_rows<Codes, R + 1>(rows, codes, h, panel, x, x_stride, out, out_stride);
-    super_tile<Codes, R>(codes, h, panel, x, x_stride, out, out_stride);
+        if (rows != R) return super_rows<Codes, R + 1>(rows, codes, w, panel, x, x_stride, out, out_stride);
+    super_tile<Codes, R>(codes, w, panel, x, x_stride, out, out_stride);
 }
 
 template <class Codes>
@@ -101,9 +101,10 @@ static void linear_super_codes(const QuantizedLinearArgs& a) {
     if (a.rows > kFewSuperRows) return linear_super_many<Codes>(a);
 #endif
     const Codes codes(*a.weight);
+    const SuperWeight w(*a.weight);
     for (int64_t panel = 0; panel < a.panel_count; ++panel)
         for_tiles(a.rows, kSuperRows, [&](int64_t row, int64_t rows) {
-            super_rows(rows, codes, *a.weight, a.first_panel + panel, (const char*)a.x + row * a.x_stride, a.x_stride,
+            super_rows(rows, codes, w, a.first_panel + panel, (const char*)a.x + row * a.x_stride, a.x_stride,
                        a.sums + row * a.sums_stride + panel * 16, a.sums_stride);
         });
 }

@@ -46,10 +46,11 @@ template <class Codes>
 static void unpack_super_blocks(const Codes& codes, const PackedHeader& h, int64_t panel, int64_t first, int64_t end,
                                 UnpackedSuperBlocks& block) {
     using Unpacked = UnpackedSuper<Codes>;
-    const uint8_t* p = (const uint8_t*)h.panel(panel) + first * h.super_block_bytes();
+    const SuperWeight w(h);
+    const uint8_t* p = w.panel(panel) + first * w.block_bytes;
     uint8_t* out = block.codes;
-    for (int64_t b = 0; b < end - first; ++b, p += h.super_block_bytes()) {
-        const SuperHead<Codes> head(h, p);
+    for (int64_t b = 0; b < end - first; ++b, p += w.block_bytes) {
+        const SuperHead<Codes> head(w, p);
         const int8_t* const numbers = h.has_mins ? head.group_mins : head.group_scales;
         PACE_EACH(v, kVectors) {
             const int lane = v * kLanes;

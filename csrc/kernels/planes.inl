@@ -47,35 +47,51 @@ struct Planes {
     }
 };
 
-// Unpacks SixBits at p to bytes [numbers][16].
+// Fields of the bytes of a word, like those of Bytes.
+template <int from, int bits, int to>
+PACE_INLINE uint64_t shifted_field(uint64_t bytes) {
+    if constexpr (from > to) bytes >>= from - to;
+    if constexpr (from < to) bytes <<= to - from;
+    constexpr uint64_t kMask = ((1ull << bits) - 1) << to;
+    return bytes & kMask * 0x0101010101010101ull;
+}
+
+// Loads and stores eight bytes as a word, or a vector of them.
+template <class Part>
+PACE_INLINE Part load_part(const void* p) {
+    if constexpr (std::is_same_v<Part, Bytes>) {
+        return load_bytes(p);
+    } else {
+        Part part;
+        memcpy(&part, p, sizeof part);
+        return part;
+    }
+}
+PACE_INLINE void store_part(void* p, Bytes part) { store_bytes(p, part); }
+PACE_INLINE void store_part(void* p, uint64_t part) { memcpy(p, &part, sizeof part); }
+
+// Unpacks SixBits at p to bytes [numbers][16] at an address that store_bytes() takes. Rows shorter than a vector are
+// unpacked in words.
 template <int kNumbers, bool kSigned>
 static void unpack_six_bits(const uint8_t* p, int8_t* out) {
     constexpr int kRow = kNumbers / 4 * 16;
-    const auto every_byte = [](uint64_t byte) { return byte * 0x0101010101010101; };
-    const auto finish = [&](uint64_t six) {
-        if (!kSigned) return six;
-        const uint64_t sign = six & every_byte(0x20);
-        return six | sign << 1 | sign << 2;
-    };
-    for (int i = 0; i < kRow; i += 8) {
-        uint64_t rows[4];
-        for (int row = 0; row < 3; ++row) memcpy(rows + row, p + row * kRow + i, 8);
-        rows[3] =
-            (rows[0] >> 6 & every_byte(0x03)) | (rows[1] >> 4 & every_byte(0x0c)) | (rows[2] >> 2 & every_byte(0x30));
+    using Part = std::conditional_t<(kRow < kVectorBytes), uint64_t, Bytes>;
+    for (int i = 0; i < kRow; i += int(sizeof(Part))) {
+        Part rows[4];
+        for (int row = 0; row < 3; ++row) rows[row] = load_part<Part>(p + row * kRow + i);
+        rows[3] = shifted_field<6, 2, 0>(rows[0]) | shifted_field<6, 2, 2>(rows[1]) | shifted_field<6, 2, 4>(rows[2]);
         for (int row = 0; row < 4; ++row) {
-            const uint64_t numbers = finish(rows[row] & every_byte(0x3f));
-            memcpy(out + row * kRow + i, &numbers, 8);
+            Part six = shifted_field<0, 6, 0>(rows[row]);
+            if (kSigned) six = six | shifted_field<5, 1, 6>(six) | shifted_field<5, 1, 7>(six);
+            store_part(out + row * kRow + i, six);
         }
     }
 }
 
 static void unpack_nibble_pairs(const uint8_t* p, int8_t* low, int8_t* high) {
-    for (int i = 0; i < 256; i += 8) {
-        uint64_t both, nibbles;
-        memcpy(&both, p + i, 8);
-        nibbles = both & 0x0f0f0f0f0f0f0f0f;
-        memcpy(low + i, &nibbles, 8);
-        nibbles = both >> 4 & 0x0f0f0f0f0f0f0f0f;
-        memcpy(high + i, &nibbles, 8);
+    for (int i = 0; i < 256; i += kVectorBytes) {
+        const Bytes both = load_bytes(p + i);
+        store_bytes(low + i, low_nibbles(both));
+        store_bytes(high + i, high_nibbles(both));
     }
 }

@@ -61,6 +61,26 @@ struct SuperCodes {
     }
 };
 
+// Fields of the header that all super-blocks of a call share; computing them takes divisions.
+struct SuperWeight {
+    const PackedHeader& h;
+    const int64_t super_blocks, panel_bytes, block_bytes, scales_bytes, numbers_bytes;
+    const GroupScales group_scales;
+    const bool has_mins;
+    const uint8_t* const panels;
+    explicit SuperWeight(const PackedHeader& h)
+        : h(h),
+          super_blocks(h.k / kSuperBlock),
+          panel_bytes(h.panel_bytes()),
+          block_bytes(h.super_block_bytes()),
+          scales_bytes(h.super_scales_bytes()),
+          numbers_bytes(h.group_scales_bytes()),
+          group_scales(h.group_scales),
+          has_mins(h.has_mins),
+          panels((const uint8_t*)h.panel(0)) {}
+    const uint8_t* panel(int64_t index) const { return panels + index * panel_bytes; }
+};
+
 // The start of a super-block.
 template <class Codes>
 struct SuperHead {
@@ -69,36 +89,33 @@ struct SuperHead {
     const uint8_t* codes;
     alignas(64) int8_t numbers[2][16 * 16];
 
-    SuperHead(const PackedHeader& h, const uint8_t* p) {
+    SuperHead(const SuperWeight& w, const uint8_t* p) {
         constexpr int kGroups = Codes::kGroups;
         PACE_EACH(v, kVectors) {
             scales[v] = load((const F16*)p + v * kLanes);
-            mins[v] = h.has_mins ? load((const F16*)p + kPanelRows + v * kLanes) : zero();
+            mins[v] = w.has_mins ? load((const F16*)p + kPanelRows + v * kLanes) : zero();
         }
-        p += h.super_scales_bytes();
+        p += w.scales_bytes;
         group_scales = numbers[0], group_mins = numbers[1];
-        if (h.group_scales == GroupScales::Bytes) {
+        if (w.group_scales == GroupScales::Bytes) {
             group_scales = (const int8_t*)p;
-        } else if (h.group_scales == GroupScales::NibblePairs) {
+        } else if (w.group_scales == GroupScales::NibblePairs) {
             if constexpr (kGroups == 16) unpack_nibble_pairs(p, numbers[0], numbers[1]);
-        } else if (h.has_mins) {
+        } else if (w.has_mins) {
             if constexpr (kGroups == 8) unpack_six_bits<16, false>(p, numbers[0]);
             group_mins = numbers[0] + kGroups * 16;
         } else {
             unpack_six_bits<kGroups, true>(p, numbers[0]);
         }
-        codes = p + h.group_scales_bytes();
+        codes = p + w.numbers_bytes;
     }
 };
 
 // ---- Scales of groups, in the form that a table multiplies
 
-// A lane's number in both of its halves, or two numbers in one lane.
-PACE_INLINE I32 pair_of(I32 low, I32 high) { return (low & broadcast_int(0xffff)) | shift_left<16>(high); }
-
 template <class Sum>
 PACE_INLINE I32 scale_of(I32 number) {
-    return std::is_same_v<Sum, I32> || kLanes == 4 ? number : pair_of(number, number);
+    return std::is_same_v<Sum, I32> || kLanes == 4 ? number : twice(number);
 }
 // total + scale * sum, lane by lane.
 template <class Sum>
@@ -116,8 +133,7 @@ PACE_INLINE I32 add_scaled(I32 total, Sum sum, I32 scale) {
 template <class Codes>
 PACE_INLINE I32 numbers_of_sums(const int8_t* numbers, int j, int v) {
     if constexpr (Codes::kGroup == 32) {
-        const I32 number = load_int(numbers + j * 16 + v * kLanes);
-        return pair_of(number, number);
+        return twice(load_int(numbers + j * 16 + v * kLanes));
     } else {
         return pair_of(load_int(numbers + 2 * j * 16 + v * kLanes), load_int(numbers + (2 * j + 1) * 16 + v * kLanes));
     }

@@ -51,9 +51,8 @@ constexpr KernelTable kernel_table = {
     .apply_mask = apply_mask,
     .block_peaks = block_peaks,
     .weigh = weigh,
-    .sum_weights = sum_weights,
+    .survey_piece = survey_piece,
     .sum_likely = sum_likely,
-    .split_weights = split_weights,
     .find_between = find_between,
     .sum_from = sum_from,
 };

@@ -24,7 +24,7 @@ constexpr int32_t kLastIndex = std::numeric_limits<int32_t>::max();
 // Elements by rising index. It does not own the arrays. Weights must not be negative.
 struct KeyedList {
     const float *key, *weight;
-    const int32_t* index;  // null if not needed
+    const int32_t* index;  // null if they are numbered from 0
     int64_t count;
 
     // The total weight of elements with key >= least.
@@ -69,7 +69,7 @@ class SubList {
             for (int i = 0; i < found; ++i) {
                 keys_.push_back(list.key[places[i]]);
                 weights_.push_back(list.weight[places[i]]);
-                indices_.push_back(list.index[places[i]]);
+                indices_.push_back(list.index ? list.index[places[i]] : places[i]);
             }
         }
     }

@@ -1,11 +1,13 @@
 // Cuts a matrix product into blocks of rows x blocks of panels. The weights of a block stay in cache over its rows.
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <memory>
 #include <new>
 #include <stdexcept>
 
 #include "pace/adapter_ops.h"
+#include "pace/largest.h"
 #include "pace/ops.h"
 
 namespace pace {
@@ -23,22 +25,26 @@ constexpr int64_t kGemmPanels = 8;
 
 // Panels of a memory-bound block with few rows. Each block of a thread takes a quarter of the rest of its share. Long
 // blocks read without interruption, and short ones at the end keep threads from waiting for each other. A block has at
-// least the four panels of a tile; an upper limit keeps its sums small. With 12 equal blocks a thread, a decode step
-// took 1.03 times as long (0.5B, avx2, 2 threads, median of 40 pairs).
+// least the four panels of a tile, except a thread's last; an upper limit keeps its sums small. With 12 equal blocks a
+// thread, a decode step took 1.03 times as long (0.5B, avx2, 2 threads, median of 40 pairs).
 constexpr int64_t kMinPanels = 4, kMaxPanels = 64, kShareOfRest = 4;
+
+// A thread's share is a multiple of this: gate and up have a panel each.
+constexpr int64_t kShareStep = 2;
 constexpr int64_t kFewRows = 16;
 
 // Up to this many rows, every thread prepares its inputs for itself instead of waiting for a separate phase. A norm of
 // K elements takes about K / 8 ns, a barrier 200 ns or more.
 constexpr int64_t kMaxRowsPerThread = 4;
 
+// Fetched ahead at the start of a thread's share: as far ahead as most kernels fetch while they read.
+constexpr int64_t kFetchedBytes = 4096;
+
 // Elements in a chunk that prepares inputs: about 4 us of work.
 constexpr int64_t kInputElements = 16 * 1024;
 
 // Panels in a thread's share if there are few rows.
-int64_t panels_per_thread(int64_t panels, int threads) {
-    return divide_up(divide_up(panels, threads), kMinPanels) * kMinPanels;
-}
+int64_t panels_per_thread(int64_t panels, int threads) { return round_up(divide_up(panels, threads), kShareStep); }
 
 }  // namespace
 
@@ -84,6 +90,7 @@ void LinearOp::prepare(int threads) {
 // blocks, so that the pool assigns it its own share. Blocks past the end are empty.
 void LinearOp::cut_panels(int threads) {
     block_starts.assign(1, 0);
+    first_weights.clear();
     const auto append = [this](int64_t count) {
         block_starts.push_back(std::min(product.panels, block_starts.back() + count));
     };
@@ -93,8 +100,11 @@ void LinearOp::cut_panels(int threads) {
     }
     const int64_t share = panels_per_thread(product.panels, threads);
     for (int thread = 0; thread < threads; ++thread) {
+        const int64_t first = block_starts.back();
+        first_weights.push_back(first < product.panels ? product.panel(weight, first) : nullptr);
         for (int64_t rest = share; rest > 0;) {
-            const int64_t count = std::clamp(rest / kShareOfRest / kMinPanels * kMinPanels, kMinPanels, kMaxPanels);
+            const int64_t some = std::clamp(rest / kShareOfRest / kMinPanels * kMinPanels, kMinPanels, kMaxPanels);
+            const int64_t count = std::min(rest, some);
             append(count);
             rest -= count;
         }
@@ -112,6 +122,18 @@ size_t LinearOp::workspace_bytes() const {
 void LinearOp::prepare_inputs(int64_t first_row, int64_t end_row, char* copy) const {
     for (int64_t row = first_row; row < end_row; ++row)
         product.prepare_row(x + row * x_stride, norm, order, copy + row * product.input_bytes);
+}
+
+void LinearOp::fetch(int phase, int thread) const {
+    if (phase == 0 || first_weights.empty()) return;
+    const auto fetch = [](const void* memory, int64_t bytes) {
+        for (int64_t line = 0; memory && line < bytes; line += 64)
+            __builtin_prefetch(static_cast<const char*>(memory) + line);
+    };
+    product.fetch_header(weight);
+    fetch(block_starts.data(), 64);
+    if (norm) fetch(norm.weight, std::min(kFetchedBytes, product.k * int64_t(sizeof(float))));
+    fetch(first_weights[size_t(thread)], kFetchedBytes);
 }
 
 // The complete copy of inputs that this thread reads.
@@ -152,7 +174,17 @@ void LinearOp::run(int phase, int64_t chunk, int thread) const {
                         finish_with_adapters(first_row, first_column, columns, e, thread, scratch + sums_bytes);
                     else
                         finish(first_row, first_column, columns, e);
+                    if (largest && rows <= kFewRows) find_largest(first_row, count, first_column, columns);
                 });
+}
+
+// Reads what finish() has just written: reading all logits at the end would take them from memory.
+void LinearOp::find_largest(int64_t first_row, int64_t count, int64_t first_column, int64_t columns) const {
+    for (int64_t row = first_row; row < first_row + count; ++row) {
+        const float* const y = out + row * product.n_out + first_column;
+        const int64_t found = product.table->argmax(y, columns);
+        raise_candidate(largest[row], found < 0 ? candidate_of(NAN, 0) : candidate_of(y[found], first_column + found));
+    }
 }
 
 // Writes columns [first_column, first_column + columns) of out from e's sums.

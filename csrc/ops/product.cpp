@@ -60,6 +60,21 @@ void Product::add_part(const void* weight, const PackedHeader& part, bool has_or
                       first ? 0 : parts_.back().first_row + parts_.back().rows, input});
 }
 
+const char* Product::panel(const void* weight, int64_t panel) const {
+    const auto header = [&](const Part& part) {
+        return reinterpret_cast<const PackedHeader*>(static_cast<const char*>(weight) + part.offset);
+    };
+    if (glu && parts_.size() > 1) return header(parts_[0])->panel(panel / 2);
+    const auto found = std::find_if(parts_.begin(), parts_.end() - 1,
+                                    [&](const Part& part) { return panel < part.first_panel + part.panels; });
+    return header(*found)->panel(panel - found->first_panel);
+}
+
+void Product::fetch_header(const void* weight) const {
+    for (const Part& part : parts_) __builtin_prefetch(static_cast<const char*>(weight) + part.offset);
+    __builtin_prefetch(kinds_.data());
+}
+
 void Product::prepare_row(const float* x, const Norm& norm, const int32_t* order, char* out) const {
     float* const scratch = static_cast<float*>(thread_scratch(size_t(2 * k) * sizeof(float)));
     if (norm) {

@@ -10,52 +10,22 @@ namespace pace {
 
 namespace {
 
-constexpr float kLog2E = 1.44269504f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr double kCaution = 2.5;     // standard errors; each retry quadruples them
-constexpr double kNoTrust = 100.0;   // with this many standard errors or more, all elements are listed
-constexpr int64_t kShortRow = 8192;  // up to this length all elements are listed: a sample would be half of the row
-constexpr double kRounding = 1e-3;   // rounding difference between keys for two levels, with a margin
+constexpr double kNoTrust = 100.0;  // with this many standard errors or more, all elements are listed
+constexpr float kRounding = 1e-4f;  // bounds the rounding of t near a cut, and of its distance to the level
 
-template <class Body>
-void for_pieces(int64_t n, const Body& body) {
-    for (int64_t begin = 0; begin < n; begin += kSumBlock) body(begin, std::min(kSumBlock, n - begin));
-}
+float after(float x) { return std::nextafter(x, kInfinity); }
 
 }  // namespace
-
-float weight_scale(float temperature) {
-    return std::clamp(kLog2E / temperature, std::numeric_limits<float>::min(), std::numeric_limits<float>::max());
-}
-
-Survey survey(const float* x, int64_t n, float scale) {
-    const KernelTable& table = kernels();
-    Survey result;
-    result.maxima.resize(size_t((n + kPeakBlock - 1) / kPeakBlock));
-    result.max = kMinusInfinity;
-    std::vector<float> peaks;  // for each piece; weights are relative to it until the row's maximum is known
-    bool is_number = true;
-    for_pieces(n, [&](int64_t begin, int64_t length) {
-        float* const maxima = result.maxima.data() + begin / kPeakBlock;
-        is_number &= table.block_peaks(x + begin, length, maxima);
-        const float peak = *std::max_element(maxima, maxima + (length + kPeakBlock - 1) / kPeakBlock);
-        result.max = std::max(result.max, peak);
-        if (scale == 0.0f) return;
-        result.sums.push_back(std::isfinite(peak) ? table.sum_weights(x + begin, length, peak, scale, nullptr) : 0.0);
-        peaks.push_back(peak);
-    });
-    if (!is_number) result.max = std::numeric_limits<float>::quiet_NaN();
-    for (size_t i = 0; i < result.sums.size(); ++i) {
-        if (result.sums[i] <= 0.0) continue;
-        result.total += result.sums[i] *= std::exp2(double(peaks[i] - result.max) * scale);
-    }
-    return result;
-}
 
 RowWeights::RowWeights(const float* x, int64_t n, float scale, const Survey& survey)
     : x_(x), n_(n), scale_(scale), survey_(survey) {}
 
-float RowWeights::key_of(float x) const { return typical_ ? -std::fabs((x - survey_.max) * scale_ - level_) : x; }
+// Keys, which are in terms of t for typical tokens.
+void RowWeights::write_keys(const float* x, int64_t count, float* keys) const {
+    const float max = survey_.max, scale = scale_, level = survey_.level;
+    for (int64_t i = 0; i < count; ++i) keys[i] = typical_ ? -std::fabs((x[i] - max) * scale - level) : x[i];
+}
 
 void RowWeights::keep_all() {
     sums_ = survey_.sums;
@@ -76,8 +46,8 @@ void RowWeights::keep_likely(float min_p) {
     const KeyLimits limits = {false, 0.0f, cut_.least, cut_.least};
     for_pieces(n_, [&](int64_t begin, int64_t length) {
         double sum = 0.0;
-        for_runs(begin, length, limits, [&](int64_t from, int64_t run, bool reaches) {
-            if (reaches) sum += kernels().sum_likely(x_ + from, run, survey_.max, scale_, cut_.least);
+        for_runs(begin, length, limits, [&](int64_t from, int64_t run) {
+            sum += kernels().sum_likely(x_ + from, run, survey_.max, scale_, cut_.least);
         });
         sums_.push_back(sum);
         total_ += sum;
@@ -95,85 +65,80 @@ void RowWeights::keep_typical(double mass) {
 }
 
 void RowWeights::keep_share(double share) {
+    if (!survey_.split.ends.empty() && cut_at(survey_.split, share)) return;
     for (double caution = n_ <= kShortRow ? kNoTrust : kCaution; caution < kNoTrust; caution *= 4) {
-        const RowSketch sketch(x_, n_, scale_, survey_);
-        KeyLimits limits = sketch.limits(typical_, all_ > 0.0 ? &level_ : nullptr, share, caution);
-        if (!typical_) {
-            limits.sure = survey_.max + limits.sure / scale_;
-            limits.least = std::max(kLowest, survey_.max + limits.least / scale_);
-        }
-        if (cut_between(limits, share)) return;
+        if (cut_at(split_at(RowSketch(x_, n_, scale_, survey_).limits(typical_, share, caution)), share)) return;
     }
-    cut_between({typical_, 0.0f, kInfinity, kLowest}, share);
+    cut_at(split_at({typical_, survey_.max, kInfinity, kLowest}), share);
 }
 
-// Finds the cut in one pass; returns false if it is not between the limits.
-bool RowWeights::cut_between(const KeyLimits& limits, double share) {
-    const int64_t length = round_up(n_ + 16, 16);
-    Near near;
-    near.found = static_cast<int32_t*>(thread_scratch(size_t(3 * length) * sizeof(float)));
-    near.keys = reinterpret_cast<float*>(near.found + length);
-    near.weights = near.keys + length;
-    split(limits, &near);
-    const bool lists_all = limits.sure == kInfinity && limits.least == kLowest;
-    const double mass = share * all_ - near.sure;
-    const int64_t count = near.ends.back();
-    if (!lists_all && (count == 0 || (near.sure > 0.0 && mass <= 0.0))) return false;
-    const KeyedList listed = list(near);
-    if (limits.least != kLowest && listed.weight_from(kLowest) < mass) return false;
-    // Bounds the difference between keys for the exact level and keys for the limits' level.
-    const float error = typical_ && !lists_all ? std::fabs(limits.level - level_) + kRounding : 0.0f;
-    float low = limits.least - error, high = limits.sure + error;
-    if (limits.least == kLowest || limits.sure == kInfinity) {
-        const auto [least, most] = std::minmax_element(listed.key, listed.key + count);
-        low = *least;
-        high = std::nextafter(*most, kInfinity);
-    }
-    cut_ = find_cut(listed, mass, low, high);
-    if (error > 0.0f && (cut_.least < limits.least + error || cut_.least > limits.sure - error)) return false;
+// Finds the cut; returns false if it is not between the limits.
+bool RowWeights::cut_at(const Split& split, double share) {
+    const KeyLimits& limits = split.limits;
+    const int64_t count = split.ends.back();
+    float* const keys = Split::list(n_);
+    float* const weights = static_cast<float*>(thread_scratch(size_t(count + 1) * sizeof(float)));
+    kernels().weigh(keys, count, survey_.max, scale_, weights);
+    write_keys(keys, count, keys);
+    const KeyedList list = {keys, weights, nullptr, count};
+    double sure = 0.0;
+    for (const double sum : split.sums) sure += sum;
+    const double mass = share * survey_.total - sure;
+    if (count == 0 || (sure > 0.0 && mass <= 0.0)) return false;
+    if (limits.least > kLowest && list.weight_from(kLowest) < mass) return false;
+    // For typical tokens the limits are in terms of x and keys in terms of t.
+    const float unit = typical_ ? scale_ : 1.0f;
+    const float error = typical_ ? std::fabs((limits.centre - survey_.max) * scale_ - survey_.level) + kRounding : 0.0f;
+    float low = limits.least * unit, high = limits.sure * unit;
+    const bool has_low = limits.least > kLowest, has_high = limits.sure < kInfinity;
+    const auto [least, most] = std::minmax_element(list.key, list.key + (has_low && has_high ? 1 : count));
+    const Cut cut = find_cut(list, mass, has_low ? low - error : *least, has_high ? high + error : after(*most));
+    if (has_low && !(cut.least >= low + error)) return false;
+    if (has_high && !(cut.least <= high - error)) return false;
+    cut_ = cut;
     if (typical_) cut_.last = kLastIndex;  // all elements as close to the level are kept
-    add_kept(listed, near.ends);
+    add_kept(list, split);
+    if (cut_.last != kLastIndex) cut_.last = index_of(cut_.last, split);
     return true;
 }
 
-// Sums and lists the elements as the limits define. The first call also sums all weights.
-void RowWeights::split(const KeyLimits& limits, Near* near) {
-    const KernelTable& table = kernels();
-    const bool sums_all = all_ == 0.0;
+Split RowWeights::split_at(const KeyLimits& limits) const {
+    Split split = {limits, {}, {}};
+    float* const near = Split::list(n_);
     int64_t count = 0;
-    double surplus = 0.0;
-    sums_.clear();
     for_pieces(n_, [&](int64_t begin, int64_t length) {
-        double sure = 0.0;
-        for_runs(begin, length, limits, [&](int64_t from, int64_t run, bool reaches) {
-            WeightSums sums = {};
-            if (reaches) {
-                sums = table.split_weights(x_ + from, run, survey_.max, scale_, limits, int32_t(from),
-                                           near->found + count);
-            } else if (sums_all) {
-                sums.all = table.sum_weights(x_ + from, run, survey_.max, scale_, typical_ ? &sums.surplus : nullptr);
-            }
-            count += sums.found;
-            sure += sums.sure;
-            surplus += sums.surplus;
-            if (sums_all) all_ += sums.all;
+        float maxima[kSumBlock / kPeakBlock];
+        double sum = 0.0;
+        for_runs(begin, length, limits, [&](int64_t from, int64_t run) {
+            const PieceSums own =
+                kernels().survey_piece(x_ + from, run, survey_.max, scale_, false, &limits, maxima, near + count);
+            sum += own.sure;
+            count += own.near;
         });
-        sums_.push_back(sure);
-        near->ends.push_back(count);
-        near->sure += sure;
+        split.sums.push_back(sum);
+        split.ends.push_back(count);
     });
-    if (sums_all) level_ = float(surplus / all_);
+    return split;
+}
+
+// The index in the row of an element of the list. The key must be x.
+int32_t RowWeights::index_of(int32_t place, const Split& split) const {
+    const int64_t piece = std::upper_bound(split.ends.begin(), split.ends.end(), place) - split.ends.begin();
+    const int64_t before = piece ? split.ends[size_t(piece) - 1] : 0, begin = piece * kSumBlock;
+    int32_t found[kSumBlock + 16];
+    kernels().find_between(x_ + begin, std::min(kSumBlock, n_ - begin), split.limits.least, split.limits.sure,
+                           int32_t(begin), found);
+    return found[place - before];
 }
 
 // True if a block may have elements with key >= limits.least.
 bool RowWeights::reaches(int64_t begin, const KeyLimits& limits) const {
     const float x = survey_.maxima[size_t(begin / kPeakBlock)];
-    if (!limits.typical) return x >= limits.least;
-    // If the largest element is above the level, others in the block may be close to it.
-    return (x - survey_.max) * scale_ - limits.level >= limits.least;
+    // If the largest element is above the centre, others in the block may be close to it.
+    return (limits.typical ? x - limits.centre : x) >= limits.least;
 }
 
-// Calls body(begin, length, reaches) for the blocks of a piece; consecutive blocks with equal `reaches` share a call.
+// Calls body(begin, length) for the runs of blocks of a piece that reach the limits.
 template <class Body>
 void RowWeights::for_runs(int64_t begin, int64_t length, const KeyLimits& limits, const Body& body) const {
     const int64_t end = begin + length;
@@ -181,37 +146,27 @@ void RowWeights::for_runs(int64_t begin, int64_t length, const KeyLimits& limits
         const bool reached = reaches(begin, limits);
         int64_t to = begin + kPeakBlock;
         while (to < end && reaches(to, limits) == reached) to += kPeakBlock;
-        body(begin, std::min(to, end) - begin, reached);
+        if (reached) body(begin, std::min(to, end) - begin);
         begin = to;
     }
 }
 
-// The keys and weights of the listed elements.
-KeyedList RowWeights::list(const Near& near) const {
-    const int64_t count = near.ends.back();
-    float* const keys = near.keys;
-    for (int64_t i = 0; i < count; ++i) keys[i] = x_[near.found[i]];
-    kernels().weigh(keys, count, survey_.max, scale_, near.weights);
-    const float shift = survey_.max, scale = scale_, level = level_;
-    for (int64_t i = 0; typical_ && i < count; ++i) keys[i] = -std::fabs((keys[i] - shift) * scale - level);
-    return {keys, near.weights, near.found, count};
-}
-
-// Adds the kept elements of a list to the sums of the pieces.
-void RowWeights::add_kept(const KeyedList& near, const std::vector<int64_t>& ends) {
+// Sums the kept weight of each piece: that above the limits, and the kept elements of the list between them.
+void RowWeights::add_kept(const KeyedList& near, const Split& split) {
+    sums_ = split.sums;
     total_ = 0.0;
     int64_t begin = 0;
-    for (size_t piece = 0; piece < ends.size(); ++piece) {
-        const KeyedList part = {near.key + begin, near.weight + begin, nullptr, ends[piece] - begin};
+    for (size_t piece = 0; piece < sums_.size(); ++piece) {
+        const int64_t end = split.ends[piece];
+        const KeyedList part = {near.key + begin, near.weight + begin, nullptr, end - begin};
         double sum = part.weight_from(cut_.least);
-        if (int64_t(piece + 1) * kSumBlock > cut_.last &&
-            sum > part.weight_from(std::nextafter(cut_.least, kInfinity))) {  // some keys equal cut_.least
-            for (int64_t i = begin; i < ends[piece]; ++i) {
-                if (near.key[i] == cut_.least && near.index[i] > cut_.last) sum -= near.weight[i];
+        if (end > cut_.last && sum > part.weight_from(after(cut_.least))) {  // equal elements may be dropped
+            for (int64_t i = begin; i < end; ++i) {
+                if (near.key[i] == cut_.least && i > cut_.last) sum -= near.weight[i];
             }
         }
         total_ += sums_[piece] += std::max(sum, 0.0);
-        begin = ends[piece];
+        begin = end;
     }
 }
 
@@ -222,8 +177,7 @@ void RowWeights::copy_kept(std::vector<float>* elements, std::vector<int32_t>* i
         count +=
             kernels().find_between(x_ + begin, end - begin, least, kInfinity, int32_t(begin), indices->data() + count);
     };
-    const float beyond =
-        std::nextafter(cut_.least, kInfinity);  // for indices after cut_.last: drop elements equal to cut_.least
+    const float beyond = after(cut_.least);  // for indices after cut_.last: drop elements equal to cut_.least
     for_pieces(n_, [&](int64_t begin, int64_t length) {
         const int64_t end = begin + length, middle = std::clamp<int64_t>(int64_t(cut_.last) + 1, begin, end);
         if (begin < middle) copy(begin, middle, cut_.least);
@@ -249,9 +203,10 @@ int64_t RowWeights::draw(double uniform) const {
         if (drawn >= 0) return drawn;
     }
     for (int64_t i = n_ - 1; last < 0 && i >= 0; --i) {
-        float weight;
+        float weight, key;
         kernels().weigh(x_ + i, 1, survey_.max, scale_, &weight);
-        if (weight > 0.0f && cut_.keeps(key_of(x_[i]), int32_t(i))) last = i;
+        write_keys(x_ + i, 1, &key);
+        if (weight > 0.0f && cut_.keeps(key, int32_t(i))) last = i;
     }
     return last;
 }
@@ -259,25 +214,22 @@ int64_t RowWeights::draw(double uniform) const {
 // The element at which the sum exceeds `wanted`; -1 if there is none. `last` becomes the last kept element that was
 // visited.
 int64_t RowWeights::draw_from_piece(int64_t begin, double wanted, double* sum, int64_t* last) const {
-    float weights[kPeakBlock];
+    float weights[kPeakBlock], keys[kPeakBlock];
     for (const int64_t end = std::min(n_, begin + kSumBlock); begin < end; begin += kPeakBlock) {
         const int64_t length = std::min(kPeakBlock, end - begin);
+        kernels().weigh(x_ + begin, length, survey_.max, scale_, weights);
+        write_keys(x_ + begin, length, keys);
         const bool is_beyond = begin > cut_.last;  // elements equal to cut_.least are dropped here
         if (is_beyond || begin + length - 1 <= cut_.last) {
-            const float least = is_beyond ? std::nextafter(cut_.least, kInfinity) : cut_.least;
-            const KeyLimits limits = {typical_, level_, least, least};
-            const KernelTable& table = kernels();
-            const double kept =
-                typical_ ? table.split_weights(x_ + begin, length, survey_.max, scale_, limits, 0, nullptr).sure
-                         : table.sum_likely(x_ + begin, length, survey_.max, scale_, least);
+            const float least = is_beyond ? after(cut_.least) : cut_.least;
+            const double kept = kernels().sum_from(keys, weights, length, least);
             if (*sum + kept <= wanted) {
                 *sum += kept;
                 continue;
             }
         }
-        kernels().weigh(x_ + begin, length, survey_.max, scale_, weights);
         for (int64_t i = 0; i < length; ++i) {
-            if (weights[i] <= 0.0f || !cut_.keeps(key_of(x_[begin + i]), int32_t(begin + i))) continue;
+            if (weights[i] <= 0.0f || !cut_.keeps(keys[i], int32_t(begin + i))) continue;
             *last = begin + i;
             if ((*sum += weights[i]) > wanted) return begin + i;
         }

@@ -1,39 +1,26 @@
 // The weights of a whole row of logits, 2^((x - max) * scale), for draws from many tokens.
 //
-// No array of the row's length is stored. Weights are summed in pieces of kSumBlock elements, and a draw recomputes the
-// weights of one piece. A cut (nucleus, typical tokens) takes one such pass too. A sample of the row estimates between
-// which keys the cut lies. The pass sums the weights above them and lists the elements between them, and the cut is
-// found in the list. If the estimate turns out wrong, the next pass uses wider limits. Blocks whose maxima are below
-// the limits are only summed, or skipped if the sum is known.
+// No array of the row's length is stored. The survey sums weights in pieces of kSumBlock elements, and a draw recomputes
+// the weights of one piece. A cut (nucleus, typical tokens) needs the weight above it. A sample of the row estimates
+// between which keys the cut lies. A pass sums the weights above these limits and marks the elements between them, and
+// the cut is found in their list. If a sample suffices, the survey is this pass. Otherwise, or if the cut is not between
+// the limits, the total and the maxima of the survey give better limits for a second pass. It skips blocks whose maxima
+// are below the limits.
 #pragma once
 
 #include <vector>
 
-#include "candidates.h"
 #include "cuts.h"
+#include "row_survey.h"
 
 namespace pace {
 
-// Results of the first pass over a row.
-struct Survey {
-    std::vector<float> maxima;  // for blocks of kPeakBlock
-    float max;                  // of the row; NaN if the row contains NaN
-    double total = 0.0;         // sum of the weights for some scale, if requested
-    std::vector<double> sums;   // sums of the pieces
-};
-
-// log2(e) / temperature, clamped to finite floats.
-float weight_scale(float temperature);
-
-// Surveys a row; scale 0 skips the weights.
-Survey survey(const float* x, int64_t n, float scale);
-
 class RowWeights {
   public:
-    // The row's largest element must be finite. The survey's sums are for `scale`, or missing.
+    // The row's largest element must be finite. The survey has sums for `scale`, which only keep_likely() can do without.
     RowWeights(const float* x, int64_t n, float scale, const Survey& survey);
 
-    // The last of these calls determines the kept elements.
+    // The last of these calls determines the kept elements. A share must be the one that the survey was requested for.
     void keep_all();
     void keep_likely(float min_p);  // weights of at least min_p
     void keep_nucleus(double top_p);
@@ -45,32 +32,22 @@ class RowWeights {
     int64_t draw(double uniform) const;
 
   private:
-    // Results of a pass between its limits.
-    struct Near {
-        int32_t* found;             // in the thread's scratch
-        float *keys, *weights;      // in the same scratch, with the same length
-        std::vector<int64_t> ends;  // end of each piece in the list
-        double sure = 0.0;          // the weight above the limits
-    };
-
     void keep_share(double share);
-    bool cut_between(const KeyLimits& limits, double share);
-    void split(const KeyLimits& limits, Near* near);
+    bool cut_at(const Split& split, double share);
+    Split split_at(const KeyLimits& limits) const;
     bool reaches(int64_t begin, const KeyLimits& limits) const;
+    int32_t index_of(int32_t place, const Split& split) const;
     template <class Body>
     void for_runs(int64_t begin, int64_t length, const KeyLimits& limits, const Body& body) const;
-    float key_of(float x) const;
+    void write_keys(const float* x, int64_t count, float* keys) const;
     float least_likely(float min_p) const;
     int64_t draw_from_piece(int64_t begin, double wanted, double* sum, int64_t* last) const;
-    KeyedList list(const Near& near) const;
-    void add_kept(const KeyedList& near, const std::vector<int64_t>& ends);
+    void add_kept(const KeyedList& near, const Split& split);
 
     const float* const x_;
     const int64_t n_;
     const float scale_;
     const Survey& survey_;
-    double all_ = 0.0;    // total weight of the row; the first pass for a cut sets it and level_
-    float level_ = 0.0f;  // weighted mean of t
     bool typical_ = false;
     Cut cut_ = {kLowest, kLastIndex};  // in terms of keys
     double total_ = 0.0;

@@ -1,8 +1,8 @@
 // Draws tokens from rows of logits, and computes log-probabilities of the drawn tokens. A chunk is one row.
 //
 // Each rule applies to the elements that the previous rule kept. One pass over the row finds the maxima of its blocks.
-// With top_k they locate the few candidates, and all other rules work on those. Without top_k, row_weights.h draws from
-// the whole row.
+// With top_k they locate the few candidates, and all other rules work on those. Without top_k, that pass also sums the
+// weights, and row_weights.h draws from the whole row.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -118,7 +118,7 @@ int64_t draw_from_all(const float* x, int64_t n, float scale, const Survey& surv
     thread_local std::vector<int32_t> indices;
     weights.copy_kept(&elements, &indices);
     const int64_t count = int64_t(elements.size());
-    const Survey all = pace::survey(elements.data(), count, 0.0f);
+    const Survey all = pace::survey(elements.data(), count, {scale, rules.typical_p, true});
     RowWeights kept(elements.data(), count, scale, all);
     kept.keep_typical(rules.typical_p);
     return indices[size_t(kept.draw(uniform))];
@@ -131,9 +131,13 @@ int64_t first_largest(const float* x, int64_t n, const Survey& survey) {
 
 float logprob(float value, const Survey& given) { return (value - given.max) - float(std::log(given.total)); }
 
-// True if no rule drops tokens. The first pass must then also sum weights.
-bool keeps_all(const SampleRules& rules) {
-    return rules.temperature > 0 && rules.top_k == 0 && rules.top_p >= 1 && rules.min_p <= 0 && rules.typical_p >= 1;
+// What the first pass over a row finds for its rules.
+SurveyRequest request_of(const SampleRules& rules) {
+    const float scale = weight_scale(rules.temperature);
+    if (rules.temperature <= 0 || rules.top_k > 0) return {};
+    if (rules.top_p < 1) return {scale, rules.top_p};
+    if (rules.min_p > 0) return {};
+    return {scale, rules.typical_p, rules.typical_p < 1};
 }
 
 }  // namespace
@@ -212,21 +216,22 @@ void SampleOp::run(int, int64_t chunk, int) const {
 int64_t SampleOp::draw(int64_t chunk, float* x) const {
     SampleRules own = rules[chunk];
     if (own.top_k < 0 || own.top_k >= n) own.top_k = 0;
-    const float scale = weight_scale(own.temperature);
+    const SurveyRequest request = request_of(own);
     const bool wants_logprobs = num_top != nullptr && num_top[chunk] >= 0;
-    const bool wants_sums = keeps_all(own);
+    const float scale = wants_logprobs ? weight_scale(1.0f) : 0.0f;
+    const SurveyRequest of_given = request.scale == scale ? request : SurveyRequest{scale};
 
     Survey given;
-    if (wants_logprobs || !wants_sums) {
-        given = survey(x, n, wants_logprobs ? weight_scale(1.0f) : 0.0f);
+    if (wants_logprobs || request.scale == 0.0f) {
+        given = survey(x, n, of_given);
         if (wants_logprobs) write_likeliest(chunk, x, given);
     }
     const Edited edited(*this, x, chunk);
     Survey found;
-    if (wants_sums && (!wants_logprobs || edited.count() > 0 || own.temperature != 1.0f)) {
-        found = survey(x, n, scale);
+    if (request.scale != 0.0f && (edited.count() > 0 || request != of_given)) {
+        found = survey(x, n, request);
     } else if (edited.count() > n / kPerEdit) {
-        found = survey(x, n, 0.0f);
+        found = survey(x, n, {});
     } else {
         found = given;
         if (edited.count() > 0) edited.correct(&found, n);
@@ -238,7 +243,7 @@ int64_t SampleOp::draw(int64_t chunk, float* x) const {
     } else if (own.top_k > 0) {
         token = draw_from_top(x, n, found, own, uniform[chunk]);
     } else {
-        token = draw_from_all(x, n, scale, found, own, uniform[chunk]);
+        token = draw_from_all(x, n, weight_scale(own.temperature), found, own, uniform[chunk]);
     }
     if (wants_logprobs && token >= 0) logprobs[chunk] = logprob(edited.original(token), given);
     return token;
@@ -260,7 +265,7 @@ void SampleOp::write_likeliest(int64_t chunk, const float* x, const Survey& give
 
 void LogprobsOp::run(int, int64_t chunk, int) const {
     const float* const x = logits + rows[chunk] * row_stride;
-    const Survey given = survey(x, n, weight_scale(1.0f));
+    const Survey given = survey(x, n, {weight_scale(1.0f)});
     logprobs[chunk] = logprob(x[tokens[chunk]], given);
     Candidates candidates;
     if (top > 0) {

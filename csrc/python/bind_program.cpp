@@ -69,6 +69,7 @@ struct Batch {
         pace::read_field(batch, "positions", step.positions);
         pace::read_field(batch, "types", step.types);
         pace::read_field(batch, "logit_rows", step.rows);
+        pace::read_field(batch, "largest", step.largest);
         step.tokens = int64_t(py::len(batch.attr("tokens")));
         step.logit_rows = int64_t(py::len(batch.attr("logit_rows")));
         if (const py::object given = batch.attr("given"); !given.is_none()) {
@@ -99,8 +100,8 @@ struct Batch {
 };
 
 void run(Program& program, const KvCache& cache, const Batch& batch,
-         const std::vector<std::pair<Address, Address>>& rotations, const std::vector<Address>& inputs,
-         Address logits) {
+         const std::vector<std::pair<Address, Address>>& rotations, const std::vector<Address>& inputs, Address logits,
+         bool finds_largest) {
     if (int(batch.tables.size()) < cache.groups) {
         throw std::invalid_argument("the cache has " + std::to_string(cache.groups) +
                                     " groups of layers, the batch has tables for " +
@@ -117,6 +118,7 @@ void run(Program& program, const KvCache& cache, const Batch& batch,
     step.tables = batch.tables.data();
     step.states = batch.states ? &*batch.states : nullptr;
     step.logits = at<float>(logits);
+    if (!finds_largest) step.largest = nullptr;
     program.run(step);
 }
 

@@ -16,9 +16,9 @@ SPLIT_PATTERN = (
 """Pattern with which GPT-4 and GLM-4 split texts before merging."""
 
 
-def read_tiktoken(path: Path, data: bytes) -> dict[str, Any]:
-    """Returns the normalizer, pre-tokenizer, decoder and model of a tokenizer.json. Raises ValueError that names the
-    file."""
+def read_tiktoken(path: Path, data: bytes, pattern: str = SPLIT_PATTERN) -> dict[str, Any]:
+    """Returns the normalizer, pre-tokenizer, decoder and model of a tokenizer.json. `pattern` splits texts before
+    merging. Raises ValueError that names the file."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines(), 1):
         try:
@@ -38,7 +38,7 @@ def read_tiktoken(path: Path, data: bytes) -> dict[str, Any]:
     ]
     merges = [(_letters(left), _letters(right)) for _, left, right in sorted(pairs)]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": SPLIT_PATTERN}, "behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     return {
         "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},

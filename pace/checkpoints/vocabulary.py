@@ -21,6 +21,12 @@ default."""
 MAX_VOCABULARY_BYTES = 64 << 20
 """The largest known vocabulary takes 5 MB."""
 
+KEPT_SETTINGS = (
+    "bos_token", "eos_token", "unk_token", "pad_token", "chat_template", "model_max_length",
+    "additional_special_tokens",
+)  # fmt: skip
+"""Settings of tokenizer_config.json that count if a checkpoint defines its tokenizer in code."""
+
 
 def _byte_letters() -> list[str]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -46,6 +52,15 @@ def listed_tokens(path: Path, settings: dict[str, Any]) -> dict[int, str]:
             raise ValueError(f"{path}: added_tokens_decoder must map ids to tokens with a content; got {index!r}")
         found[int(index)] = token["content"]
     return found
+
+
+def settings_of_code(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns KEPT_SETTINGS of `settings`, which are those of tokenizer_config.json, and the defaults of that code. A
+    chat template may be in a file of its own, chat_template.jinja, which counts more."""
+    kept = {name: settings[name] for name in KEPT_SETTINGS if settings.get(name) is not None}
+    if (template := directory / "chat_template.jinja").is_file():
+        kept["chat_template"] = template.read_text(encoding="utf-8")
+    return {"padding_side": "left", "clean_up_tokenization_spaces": False, **kept}
 
 
 def sentencepiece_parts(

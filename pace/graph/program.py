@@ -12,6 +12,7 @@ from pace import _C
 from pace.graph import recorded
 from pace.graph.instructions import Instruction, Places, Value
 from pace.graph.passes import fuse, plan_buffers
+from pace.graph.recorded.products import Linear
 from pace.graph.recorded.rows import ReadRows
 from pace.graph.symbols import Recording, SymbolicAngles
 from pace.memory import ReusedPages, format_bytes
@@ -62,6 +63,13 @@ class Program:
             raise NotImplementedError("a recorded forward pass ends in a whole matrix, not in some columns of one")
         self._result = logits.columns.value
         self.instructions = fuse(recording.instructions, self._result) if optimise else recording.instructions
+        last = self.instructions[-1]
+        self._may_find_largest = (
+            isinstance(last, Linear)
+            and last.out is self._result
+            and not self._result.per_token
+            and last.adapters is None
+        )
         self._inputs = [each for each in self.instructions if isinstance(each, ReadRows)]
         self._program = _lower(self.instructions, self._result, neighbour and neighbour._program)
         self._last_cache: tuple[list[LayerBlocks] | None, _C.KvCache] = (None, _C.KvCache([]))
@@ -69,8 +77,11 @@ class Program:
         """A weak reference: given rows may be large."""
         self._pages = ReusedPages()
 
-    def run(self, batch: ForwardBatch, angles: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
-        """Returns logits `[R, V]` of `batch.logit_rows`, or rows `[T, W]`; writes the batch's slots of the cache.
+    def run(
+        self, batch: ForwardBatch, angles: tuple[tuple[Tensor, Tensor], ...], finds_largest: bool = False
+    ) -> Tensor:
+        """Returns logits `[R, V]` of `batch.logit_rows`, or rows `[T, W]`; writes the batch's slots of the cache. With
+        `finds_largest`, also writes `batch.largest` if the program ends in a product and the step has few logit rows.
 
         Raises ValueError for ids, slots, spans and given rows that do not fit, before anything is written."""
         kv, cache = self._last_cache  # read both at once: another thread may run with another cache
@@ -84,7 +95,9 @@ class Program:
             arrays = _C.Batch(batch)
             self._last_batch = weakref.ref(batch), arrays
         logits = self._empty_result(arrays.num_tokens if self._result.per_token else arrays.num_logit_rows)
-        self._program.run(cache, arrays, tables, [rows.data_ptr() for rows in inputs], logits.data_ptr())
+        addresses = [rows.data_ptr() for rows in inputs]
+        finds_largest = finds_largest and self._may_find_largest
+        self._program.run(cache, arrays, tables, addresses, logits.data_ptr(), finds_largest)
         return logits
 
     def _empty_result(self, rows: int) -> Tensor:

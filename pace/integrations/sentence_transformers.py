@@ -14,6 +14,9 @@ from torch import Tensor
 
 from pace.llm.embedding_model import EmbeddingModel
 
+DISTANCES = {"euclidean": 2.0, "manhattan": 1.0}
+"""Similarity of sentence-transformers -> the norm whose distance it is."""
+
 
 def query_prompt(prompts: Mapping[str, str]) -> str | None:
     """Returns the name of the prompt before queries: that of sentence-transformers, or a task's."""
@@ -111,13 +114,20 @@ class SentenceEncoder:
             raise ValueError(f"prompt must be one of {known}, as this model always has a prompt; got {prompt!r}")
         return [prompt + text for text in texts], None
 
-    @staticmethod
-    def similarity(first: Any, second: Any) -> Tensor:
-        """Returns the cosine of each vector of `first` and each of `second`, `[N, M]`."""
-        rows = [
-            torch.nn.functional.normalize(torch.atleast_2d(torch.as_tensor(each)).float()) for each in (first, second)
-        ]
+    def similarity(self, first: Any, second: Any) -> Tensor:
+        """Returns how alike each vector of `first` and each of `second` are, `[N, M]`, by `similarity_fn_name`. Of
+        distances it is the negative."""
+        rows = [torch.atleast_2d(torch.as_tensor(each)).float() for each in (first, second)]
+        name = self.similarity_fn_name
+        if name in DISTANCES:
+            return -torch.cdist(*rows, p=DISTANCES[name])
+        if name == "cosine":
+            rows = [torch.nn.functional.normalize(each) for each in rows]
         return rows[0] @ rows[1].T
+
+    @property
+    def similarity_fn_name(self) -> str:
+        return self.model.similarity_fn_name
 
     def get_sentence_embedding_dimension(self) -> int:
         return self.model.dimensions

@@ -228,7 +228,8 @@ class SamplingConfig:
                 f"SamplingConfig.from_dict makes one of a dict"
             )
         lengths = {"max_length", "max_new_tokens"}  # both set the same limit
-        for name in [name for name in FIELDS if name in other.explicit_fields - self.explicit_fields]:
+        missing = other.explicit_fields - self.explicit_fields
+        for name in [name for name in FIELDS if name in missing]:
             if name in lengths and self.explicit_fields & lengths:
                 continue
             setattr(self, name, _copy(getattr(other, name)))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pace.llm.encoding.causal import Answers, CausalEmbedder
 from pace.llm.encoding.embedder import LOGITS, Embedder, Pooling, TextTokens, wait_for
-from pace.llm.encoding.instructions import FAMILY, PairPrompt, answer_ids
+from pace.llm.encoding.instructions import FAMILY, answer_ids, pair_prompt
 from pace.llm.encoding.open import SANE_LENGTH, Parts, open_parts
 from pace.llm.encoding.pooling import Finish
 from pace.llm.encoding.texts import TextEncoder
@@ -47,6 +47,8 @@ class EmbeddingModel:
     prompts: dict[str, str]
     """Name -> text that `embed` puts before each text."""
     default_prompt_name: str | None
+    similarity_fn_name: str = "cosine"
+    """How the checkpoint's vectors are compared: "cosine", "dot", "euclidean" or "manhattan"."""
     tasks: tuple[str, ...] = ()
     """Tasks that the checkpoint has adapters for; empty for most models."""
     default_task: str | None = None
@@ -122,6 +124,7 @@ class EmbeddingModel:
         self.matryoshka_dimensions = _read_dimensions(parts.config, self._finish.size)
         self.prompts = {**embedder.instructions, **settings.prompts}
         self.default_prompt_name = settings.default_prompt_name
+        self.similarity_fn_name = settings.similarity
         self.tasks, self.default_task = tuple(embedder.instructions), settings.default_task
         if self.default_task is not None and self.default_task not in self.tasks:
             raise ValueError(f"default_task = {shown(self.default_task)} is none of the tasks {self.tasks}")
@@ -136,8 +139,8 @@ class EmbeddingModel:
         self._answers: Answers | None = None
         self._cannot_rank = self._find_answers(parts)
         self.can_rank = not self._cannot_rank
-        asks = self._answers is not None or settings.asks
-        self._prompt = PairPrompt(tokenizer, self.max_length) if asks and tokenizer is not None else None
+        self._prompt = pair_prompt(tokenizer, self.max_length, settings, self._answers is not None)
+        self._pair_prompt = settings.pair_prompt
 
     def _find_answers(self, parts: Parts) -> str:
         """Sets the tokens whose logits are scores, for a causal model. Returns why this model cannot rank, or ""."""
@@ -147,12 +150,13 @@ class EmbeddingModel:
             return f"its classifier has {self.num_labels} labels, and a score needs one; classify gives all"
         if not isinstance(self.embedder, CausalEmbedder):
             return "it has no classifier; embed gives vectors, whose products compare texts"
-        kind = type(parts.model).__name__
-        if not kind.startswith(FAMILY):
+        kind, settings = type(parts.model).__name__, parts.settings
+        knows_how = settings.has_plain_pairs or settings.pair_template is not None
+        if not kind.startswith(FAMILY) and not (settings.answers and knows_how):
             return f"{kind} has no classifier, and only {FAMILY} models are asked for yes or no"
         if parts.model.lm_head is None:
             return "its checkpoint has neither a classifier nor an LM head"
-        self._answers = parts.settings.answers
+        self._answers = settings.answers
         if self._answers is None and parts.tokenizer is not None:
             try:
                 self._answers = answer_ids(parts.tokenizer)
@@ -247,21 +251,20 @@ class EmbeddingModel:
         """Returns the tokens of each pair as `score` computes them."""
         if self._cannot_rank:
             raise ValueError(f"{self.name} cannot rank: {self._cannot_rank}")
-        encoder, pairs = self._encoder(), _read_pairs(pairs)
+        encoder = self._encoder()
         if self._prompt is not None:
-            return self._prompt.pairs(pairs, instruction, truncate)
+            task = self._pair_prompt or None if instruction is None else instruction
+            return self._prompt.pairs(_read_pairs(pairs), task, truncate)
         if instruction is not None:
-            raise ValueError(
-                f"instruction has no place in the input of {self.name}, which is a classifier; leave it out"
-            )
-        return encoder.pairs(pairs, truncate)
+            raise ValueError(f"instruction has no place in the pairs of {self.name}; leave it out")
+        return encoder.pairs(_read_pairs(pairs, self._pair_prompt), truncate)
 
     def tokenize_to_classify(self, texts: Texts | Pairs, truncate: bool = False) -> list[TextTokens]:
-        """Returns the tokens of each text or pair as `classify` computes them, without a prompt."""
+        """Returns the tokens of each text or pair as `classify` computes them, with the prompt of a cross-encoder."""
         self._check_classifier()
         if not isinstance(texts, str) and any(isinstance(text, list | tuple) for text in texts):
-            return self._encoder().pairs(_read_pairs(texts), truncate)
-        return self._encoder().texts(_read_texts(texts), truncate)
+            return self._encoder().pairs(_read_pairs(texts, self._pair_prompt), truncate)
+        return self._encoder().texts([self._pair_prompt + text for text in _read_texts(texts)], truncate)
 
     def embed_tokens(
         self, texts: Sequence[TextTokens], dimensions: int | None = None, normalise: bool | None = None
@@ -364,13 +367,13 @@ def _read_texts(texts: Any, name: str = "texts") -> list[str]:
     return list(found)
 
 
-def _read_pairs(pairs: Any) -> list[tuple[str, str]]:
-    """A list of the pairs of a call. Raises TypeError."""
+def _read_pairs(pairs: Any, prompt: str = "") -> list[tuple[str, str]]:
+    """A list of the pairs of a call, with a prompt before the first text of each. Raises TypeError."""
     found = list(pairs) if isinstance(pairs, list | tuple) else [None]
     for pair in found:
         if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise TypeError(f"pairs must be a list of pairs of strings; got {shown(pairs)}")
-    return [(first, second) for first, second in found]
+    return [(prompt + first, second) for first, second in found]
 
 
 def _check_normalise(normalise: bool | None) -> None:

@@ -208,9 +208,10 @@ class Answer:
             self._is_due = False
             if self._failure is not None:
                 raise self._failure
+            events = self._log.events[self._num_read :]
+            self._num_read += len(events)
             fresh: dict[int, list[TokenEvent]] = {}
-            for event in self._log.events[self._num_read :]:
-                self._num_read += 1
+            for event in events:
                 fresh.setdefault(event.row, []).append(event)
             pieces = []
             for row, events in fresh.items():
@@ -236,6 +237,7 @@ class Answer:
 
     def cancel(self) -> None:
         """Ends all choices that have not ended; harmless afterwards."""
+        self._notifier.close()
         self._waiting.clear()
         self._driver.abort(self._sequences)
 

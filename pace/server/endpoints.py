@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from pace.llm.clients.notifiers import turn
 from pace.llm.processors.transcription import check_transcribes
 from pace.server.adapters.request import AdapterRequest
 from pace.server.answers import Answer, Piece
@@ -88,6 +89,7 @@ class Endpoint:
                 body = await http.read_body(scope, receive, pool.max_body_bytes, check, self.body_type)
                 async with http.cancelled_when_gone(receive):
                     self.check(pool)
+                    await turn()
                     read = functools.partial(self._read, pool, body, scope)
                     request, headers = await pool.shared.work(read) if len(body) > LARGE else read()
                     num_bytes = len(body)
@@ -164,10 +166,8 @@ class AdapterEndpoint(Endpoint):
         service.check_model(request.model)
         service.check_ready()
         request.check(service.limits)
-        if request.name in scope["app"].state.pool.names:
-            message = f"the name {request.name!r} is taken by a model or an adapter"
-            raise ApiError(409, message, param="name", code="name_taken")
-        value = await service.work(service.adapters.load, request.name, request.path)
+        with scope["app"].state.pool.new_name(request.name):
+            value = await service.work(service.adapters.load, request.name, request.path)
         await http.send_json(send, value, headers=headers)
 
 

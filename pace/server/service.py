@@ -137,8 +137,8 @@ class Service(ModelService):
         deadline = time.monotonic() + seconds
         while self.admission is not None and self.admission.num_requests and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        for answer in list(self._answers):
-            answer.cancel()
+        for running in (*self._answers, *self._tasks):
+            running.cancel()
         deadline = time.monotonic() + 1.0
         while self.admission is not None and self.admission.num_requests and time.monotonic() < deadline:
             await asyncio.sleep(0.005)  # for the last bytes of streams
@@ -241,7 +241,7 @@ class Service(ModelService):
         """Returns the answers and the usage of a decision request. `salt` and `key` are the client's. Raises
         ApiError."""
         generator = self.loaded
-        with self.admission.request(key):
+        with self.cancellable(), self.admission.request(key):
             config, prompts = await self.work(request.read, generator.decider, self.reader)
             num_tokens = sum(len(prompt.tokens) for prompt in prompts)
             num_rows = min(generator.engine.scheduler.max_sequences_per_step, len(prompts))
@@ -260,8 +260,8 @@ class Service(ModelService):
         """Yields the answer of a job, which ends with the block. `salt` and `key` are the client's. Raises ApiError."""
         self.check_priority(job.priority)
         generator = self.loaded
-        with self.admission.request(key):
-            prompts, config, turn = await self.work(self._read, generator, job)
+        with self.admission.request(key), self.adapters.using(adapter) as adapters:
+            prompts, config, turn, prepared = await self.work(self._begin, generator, job, salt, adapters)
             compiled = None
             if config.grammar is not None:
                 param = job.structure and job.structure.param
@@ -272,11 +272,11 @@ class Service(ModelService):
             async with self.shared.media_workers.prepared(prompts):
                 if self.prefixes is not None and not adapter:
                     await self.prefixes.restore(prompts, joined_salt(salt, job.cache_salt))
-                with self.adapters.using(adapter) as adapters:
+                if prepared is None:
                     prepared = await self.work(self._prepare, generator, job, prompts, config, turn, salt, adapters)
-                    del compiled, prompts  # kept until here, so that a grammar is not compiled again
-                    async with self._running(generator, prepared) as answer:
-                        yield answer
+                del compiled, prompts  # kept until here, so that a grammar is not compiled again
+                async with self._running(generator, prepared) as answer:
+                    yield answer
 
     @asynccontextmanager
     async def _running(self, generator: Generator, prepared: PreparedJob) -> AsyncIterator[Answer]:
@@ -298,6 +298,16 @@ class Service(ModelService):
                 answer.cancel()
                 self._measure(samples)
                 self.metrics.ended(samples)
+
+    def _begin(
+        self, generator: Generator, job: GenerationJob, salt: str | None, adapter: AdapterKey
+    ) -> tuple[list[Prompt], SamplingConfig, Turn | None, PreparedJob | None]:
+        """Returns what `_read` does, and the prepared job; None if a grammar, media or kept prefixes come first: they
+        have workers of their own. Runs in a worker. Raises ApiError."""
+        prompts, config, turn = self._read(generator, job)
+        is_plain = config.grammar is None and self.prefixes is None and not any(prompt.counted for prompt in prompts)
+        prepared = self._prepare(generator, job, prompts, config, turn, salt, adapter) if is_plain else None
+        return prompts, config, turn, prepared
 
     def _read(self, generator: Generator, job: GenerationJob) -> tuple[list[Prompt], SamplingConfig, Turn | None]:
         """Returns each prompt, the sampling config, and the turn of a conversation. Runs in a worker.

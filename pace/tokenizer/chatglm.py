@@ -19,6 +19,9 @@ from pace.checkpoints.tiktoken import read_tiktoken
 from pace.checkpoints.vocabulary import CONTROL, added_token, listed_tokens, read_vocabulary, text_with_ends
 from pace.tokenizer.tokenizer import Tokenizer
 
+VOCABULARY = "tokenizer.model"
+"""File of the vocabulary."""
+
 BEGIN = ("[gMASK]", "sop")
 """Tokens at the beginning of every text."""
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")

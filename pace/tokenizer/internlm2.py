@@ -8,13 +8,20 @@ from typing import Any
 
 from pace.checkpoints.files import read_json_object
 from pace.checkpoints.sentencepiece import read_sentencepiece
-from pace.checkpoints.vocabulary import CONTROL, added_token, listed_tokens, read_vocabulary, text_with_ends
+from pace.checkpoints.vocabulary import (
+    CONTROL,
+    added_token,
+    listed_tokens,
+    read_vocabulary,
+    settings_of_code,
+    text_with_ends,
+)
 from pace.tokenizer.tokenizer import Tokenizer
 
+VOCABULARY = "tokenizer.model"
+"""File of the vocabulary."""
+
 CLASSES = ("InternLM2Tokenizer", "InternLM2TokenizerFast")
-KEPT = ("bos_token", "eos_token", "unk_token", "pad_token", "chat_template", "model_max_length",
-        "additional_special_tokens")  # fmt: skip
-"""Settings of tokenizer_config.json that count."""
 
 
 def is_own_tokenizer(directory: Path) -> bool:
@@ -48,5 +55,4 @@ def own_tokenizer(directory: Path) -> tuple[dict[str, Any], dict[str, Any], type
         "post_processor": text_with_ends([] if begin is None else [(begin, ids[begin])]),
         **model.parts(),
     }
-    kept = {name: settings[name] for name in KEPT if settings.get(name) is not None}
-    return state, {"padding_side": "left", "clean_up_tokenization_spaces": False, **kept}, Tokenizer
+    return state, settings_of_code(directory, settings), Tokenizer

@@ -19,7 +19,7 @@ from pace.checkpoints.files import MAX_CONFIG_BYTES, open_regular, read_json_obj
 from pace.checkpoints.gguf.file import GgufFile, Metadata, is_gguf
 from pace.checkpoints.gguf.tokenizer import tokenizer_settings, tokenizer_state
 from pace.naming import one_line, shown
-from pace.tokenizer import chatglm, internlm2
+from pace.tokenizer import chatglm, internlm2, kimi
 from pace.tokenizer.backend import make_backend
 from pace.tokenizer.conversations import read_conversation
 from pace.tokenizer.pipelines import complete_settings
@@ -29,7 +29,8 @@ from pace.tokenizer.tokenizer import Tokenizer
 logger = logging.getLogger("pace")
 
 VOCABULARY_FILES = (
-    "tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+    "tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "tiktoken.model", "spiece.model",
+    "sentencepiece.bpe.model",
 )  # fmt: skip
 TOKENIZER_FILES = (
     *VOCABULARY_FILES, "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -145,7 +146,7 @@ def _of_directory(directory: Path) -> Source:
         return Source(None, ", ".join(VOCABULARY_FILES))
     _check_library(directory)
     if (own := _own(directory)) is not None:
-        return Source(lambda: _make(directory, *own.own_tokenizer(directory)), "tokenizer.model")
+        return Source(lambda: _make(directory, *own.own_tokenizer(directory)), own.VOCABULARY)
     settings: dict[str, Any] = {}
     for path in present:
         os.close(open_regular(path))
@@ -160,7 +161,7 @@ def _of_directory(directory: Path) -> Source:
 
 def _own(directory: Path) -> ModuleType | None:
     """The module that makes a tokenizer that a checkpoint defines in code; None for others."""
-    return next((module for module in (chatglm, internlm2) if module.is_own_tokenizer(directory)), None)
+    return next((module for module in (chatglm, internlm2, kimi) if module.is_own_tokenizer(directory)), None)
 
 
 def _check_library(directory: Path) -> None:

@@ -92,6 +92,8 @@ def complete_settings(backend: Tokenizer, settings: Mapping[str, Any], model_typ
     of_class = DEFAULTS.get(name or "", {})
     if backend.padding:  # overrides the class's padding side, but not its pad token
         of_class = {"pad_token": backend.padding["pad_token"], **of_class, "padding_side": backend.padding["direction"]}
+    if backend.truncation:
+        of_class = {**of_class, "truncation_side": backend.truncation["direction"]}
     complete = of_class | dict(settings)
     is_whole = (
         (name is None or _has_parts(backend, name, complete))

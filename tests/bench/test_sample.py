@@ -17,6 +17,7 @@ from pace.bench.limits import Limits
 from pace.cli import main
 from pace.llm.loading.checkpoint import Checkpoint, read_config_json
 from pace.ops import native
+from tests.editing import edit_tensors
 from tests.llm.models.variants import save_tiny
 
 LIMITS = Limits("avx2", 1, 10.0, 100.0)
@@ -121,12 +122,9 @@ def test_a_load_that_cannot_be_tried_is_predicted(tmp_path, quick_limits, capsys
 
 def changed(path, change):
     """Writes a checkpoint with one element of a weight changed."""
-    from safetensors.torch import load_file, save_file
-
     save_tiny(path, "llama", {})
-    state = load_file(path / "model.safetensors")
-    change(state["model.layers.0.mlp.down_proj.weight"])
-    save_file(state, path / "model.safetensors", metadata={"format": "pt"})
+    with edit_tensors(path) as state:
+        change(state["model.layers.0.mlp.down_proj.weight"])
     return str(path)
 
 

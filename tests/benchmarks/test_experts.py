@@ -6,6 +6,7 @@ import math
 import sys
 
 from benchmarks import experts
+from benchmarks.random_weights import SHAPE_KEYS
 from pace.bench.shapes import SHAPES
 from tests.benchmarks.shapes import SMALL
 
@@ -20,7 +21,7 @@ def test_a_row_for_each_kind_of_weights(quick_limits, monkeypatch, capsys):
     rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| small")]
     assert [row[2].strip() for row in rows] == ["bfloat16", "int8"]
     for row in rows:
-        found = dict(zip(experts.HEADER, row, strict=True))
+        found = dict(zip([*SHAPE_KEYS, *experts.COLUMNS], row, strict=True))
         assert float(found["decode t/s"]) > 0 and float(found["prompt t/s"]) > 0
         # Shares and rates of such a small shape may round to 0 on a busy machine.
-        assert all(0 <= float(cell) < math.inf for cell in row[experts.KEYS :])
+        assert all(0 <= float(cell) < math.inf for cell in row[len(SHAPE_KEYS) :])

@@ -19,6 +19,7 @@ from pace.ops.protocol import ExpertOptions
 from pace.ops.reference_parts.experts import sum_of_experts
 from pace.ops.weight_layout import WeightLayout
 from tests.calibrate.inputs import quantize_checkpoint, tokens
+from tests.editing import edit_tensors
 from tests.llm.models.variants import save_tiny
 from tests.plugins.tiers import sample
 from tests.support import prefill
@@ -117,10 +118,8 @@ def test_down_is_rounded_by_what_the_rounded_gate_and_up_give(tmp_path, rounded)
 def test_an_expert_that_few_tokens_choose(method, tmp_path, rounded):
     """No token chooses the first expert, whose bias is low. Gate and up use all experts' inputs; down has none."""
     save_tiny(tmp_path / "float", "glm4_moe", {})
-    path = tmp_path / "float" / "model.safetensors"
-    state = load_file(path)
-    state["model.layers.1.mlp.gate.e_score_correction_bias"][0] = -100.0
-    save_file(state, path, metadata={"format": "pt"})
+    with edit_tensors(tmp_path / "float") as state:
+        state["model.layers.1.mlp.gate.e_score_correction_bias"][0] = -100.0
     report = quantize_checkpoint(tmp_path / "float", tmp_path / "out", INT4, TOKENS, method=method)
     names = [f"model.layers.1.mlp.experts.0.{part}_proj" for part in ("gate", "up", "down")]
     assert report.met_few == tuple(names) and "3 matrices of experts met too few tokens" in str(report)
@@ -226,10 +225,9 @@ def test_few_hessians_at_a_time_give_the_same(tmp_path, monkeypatch):
 def test_weights_that_are_no_numbers_are_refused_by_name(method, tmp_path):
     """They would make the statistics of inputs useless."""
     save_tiny(tmp_path / "float", "qwen3_moe", {})
-    path, name = tmp_path / "float" / "model.safetensors", "model.layers.0.mlp.experts.2.down_proj.weight"
-    state = load_file(path)
-    state[name][3, 3] = float("nan")
-    save_file(state, path, metadata={"format": "pt"})
+    name = "model.layers.0.mlp.experts.2.down_proj.weight"
+    with edit_tensors(tmp_path / "float") as state:
+        state[name][3, 3] = float("nan")
     with pytest.raises(ValueError, match=f"{name} holds NaN or infinity"):
         calibrate = None if method == "rtn" else FEW_TOKENS
         quantize_checkpoint(tmp_path / "float", tmp_path / "out", INT4, calibrate, method=method)

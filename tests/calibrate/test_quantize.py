@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from pace.assets import TINY
 from pace.calibrate import METHODS, quantize
@@ -28,6 +28,7 @@ from pace.ops import native
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import Int8
 from tests.calibrate.inputs import quantize_checkpoint, texts, tokens
+from tests.editing import edit_tensors
 from tests.llm.models.parts import representative, with_new_parts
 from tests.llm.models.variants import IDS, ROUTED, VARIANTS, save_tiny
 from tests.plugins.tiers import quarter
@@ -207,8 +208,8 @@ def test_rtn_writes_what_quantising_at_load_does(config, small, tmp_path):
     source = TINY
     if small:
         source = shutil.copytree(TINY, tmp_path / "small")
-        state = load_file(TINY / "model.safetensors")
-        save_file({name: 1e-7 * tensor for name, tensor in state.items()}, source / "model.safetensors")
+        with edit_tensors(source) as state:
+            state |= {name: 1e-7 * tensor for name, tensor in state.items()}
     quantize_checkpoint(source, tmp_path / "out", config, method="rtn")
     at_load = load_layers(LoadOptions(source, quantization=config, progress=False))
     from_file = load_layers(LoadOptions(tmp_path / "out", progress=False))

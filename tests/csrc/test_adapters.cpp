@@ -3,10 +3,8 @@
 #include <cstring>
 #include <memory>
 
-#include "check.h"
 #include "pace/adapter_ops.h"
-#include "pace/convert.h"
-#include "pace/ops.h"
+#include "weights.h"
 
 namespace {
 
@@ -15,30 +13,15 @@ using namespace pace;
 constexpr int64_t kStarts[] = {0, 21, 30, 62}, kParts = 3, kSlots = 3, kMaxRank = 20;
 constexpr int64_t kRanks[kSlots][kParts] = {{4, 20, 1}, {0, 0, 0}, {0, 17, 16}};  // 0: no matrices
 
-float rounded(float value, DType dtype) {
-    BF16 bf16;
-    F16 f16;
-    from_float(value, bf16);
-    from_float(value, f16);
-    return dtype == DType::F32 ? value : dtype == DType::BF16 ? to_float(bf16) : to_float(f16);
-}
-
-struct Free {
-    void operator()(void* p) const { std::free(p); }
-};
-
 struct Matrix {
     int64_t n, k;
     std::vector<float> values;
-    std::unique_ptr<void, Free> memory;
+    check::Memory memory;
 
     Matrix(int64_t n, int64_t k, DType dtype, uint32_t seed)
         : n(n), k(k), values(check::heavy_tailed(size_t(n * k), seed)) {
-        for (float& value : values) value = rounded(value, dtype);
-        const int64_t bytes = packed_bytes(n, k, {.dtype = dtype}, false);
-        memory.reset(std::aligned_alloc(64, size_t(bytes + 63) / 64 * 64));
-        std::memset(memory.get(), 0, size_t(bytes));
-        init_packed(memory.get(), n, k, {.dtype = dtype}, false);
+        for (float& value : values) value = check::rounded(value, dtype);
+        memory = check::empty_weight(n, k, {.dtype = dtype});
         PackOp op = {memory.get(), 0, n, values.data(), DType::F32, k, 0, 0};
         execute(op);
     }

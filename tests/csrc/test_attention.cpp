@@ -85,28 +85,6 @@ struct Problem {
         return to_float(stored);
     }
 
-    // How the current table multiplies (attention_operands.inl): two bf16 at a time, or codes of queries and weights by
-    // int8; else in fp32.
-    bool has_pairs() const { return dtype == DType::BF16 && kernels().level >= 4; }
-    bool has_codes() const { return dtype == DType::I8 && kernels().level >= 3; }
-    static constexpr double kMaxCode = 32512;
-
-    // A query as the table multiplies it, times scale.
-    std::vector<double> rounded_query(const float* query) const {
-        const float log2e = 1.44269504f, scale = args.softcap != 0 ? args.scale : args.scale * log2e;
-        std::vector<double> rounded(query, query + key_dim);
-        float largest = 0;
-        for (int64_t d = 0; d < key_dim; ++d) largest = std::max(largest, std::fabs(query[d]));
-        const float unit = largest * scale / float(kMaxCode);
-        for (int64_t d = 0; d < key_dim; ++d) {
-            const float x = query[d] * scale;
-            if (has_pairs()) rounded[d] = double(round_to<BF16>(x)) / scale;
-            if (has_codes()) rounded[d] = unit > 0 ? double(std::nearbyint(x / unit)) * double(unit) / scale : 0.0;
-            rounded[d] *= args.scale;
-        }
-        return rounded;
-    }
-
     // Computes all rows of all heads, `rows_at_once` at a time.
     std::vector<float> run(int rows_at_once) {
         std::fill(out.begin(), out.end(), check::kPoison);
@@ -150,10 +128,9 @@ struct Problem {
         return double(args.scale) * round_to<BF16>(args.slopes[head] * round_to<BF16>(float(position)));
     }
 
-    // Compares with the definition, for queries as the table rounds them. A score is a chain of key_dim products, and
-    // each weight inherits twice its error. The sums of at most `length` weights and values add their own error. int8
-    // rounds three times more for a score and a value: the factors have room. Weights rounded to bf16 and their sum
-    // are off by 2^-9 each. Weights as codes are off by half a unit, of the largest one times its value's scale.
+    // Compares with the definition. A score is a chain of key_dim products, and each weight inherits twice its error.
+    // The sums of at most `length` weights and values add their own error. (int8 rounds three times more for a score
+    // and a value: the factors have room.)
     void check_against_definition(const std::vector<float>& got, const char* what) {
         const double eps = 0x1p-24;
         std::vector<double> expected(got.size()), tolerance(got.size());
@@ -162,11 +139,11 @@ struct Problem {
                 const int64_t begin = std::max<int64_t>(0, p - args.window + 1), kv_head = h / args.group();
                 const int64_t last = newest.empty() ? p : newest[p];
                 std::vector<double> score(length), magnitude(length);
-                const std::vector<double> query = rounded_query(&q[(p * heads + h) * key_dim]);
-                double largest = -HUGE_VAL, worst = 0, sum = 0, largest_weight = 0;
+                double largest = -HUGE_VAL, worst = 0, sum = 0;
                 for (int64_t j = begin; j <= last; ++j) {
                     for (int64_t d = 0; d < key_dim; ++d) {
-                        const double product = query[d] * k[(j * kv_heads + kv_head) * key_dim + d];
+                        const double product = args.scale * double(q[(p * heads + h) * key_dim + d]) *
+                                               k[(j * kv_heads + kv_head) * key_dim + d];
                         score[j] += product;
                         magnitude[j] += std::fabs(product);
                     }
@@ -180,24 +157,19 @@ struct Problem {
                 }
                 std::vector<double>& weight = score;
                 for (int64_t j = begin; j <= last; ++j) sum += weight[j] = std::exp(score[j] - largest);
-                for (int64_t j = begin; j <= last; ++j) {
-                    const double scale = int8_scale(&v[(j * kv_heads + kv_head) * value_dim], value_dim);
-                    largest_weight = std::max(largest_weight, weight[j] / sum * scale);
-                }
                 for (int64_t d = 0; d < value_dim; ++d) {
                     double total = 0, absolute = 0,
-                           lost = 1e-37;  // a weight below 2^-120 of the largest counts as nothing
+                           lost = 1e-37;  // a weight below 2^-126 of the largest counts as nothing
                     for (int64_t j = begin; j <= last; ++j) {
                         const double value = v[(j * kv_heads + kv_head) * value_dim + d],
                                      term = weight[j] / sum * value;
                         total += term;
                         absolute += std::fabs(term);
-                        lost += 0x1p-120 * std::fabs(value);
-                        if (has_codes()) lost += 127 * (largest_weight * 0.5001 / kMaxCode + 0x1p-120);
+                        lost += 0x1p-126 * std::fabs(value);
                     }
                     expected[(p * heads + h) * value_dim + d] = total;
                     tolerance[(p * heads + h) * value_dim + d] =
-                        absolute * (2 * worst + (80 + 2 * length) * eps + (has_pairs() ? 0x1.02p-8 : 0)) + lost;
+                        absolute * (2 * worst + (80 + 2 * length) * eps) + lost;
                 }
             }
         }
@@ -330,7 +302,7 @@ TEST_TABLES(attention_with_biases_is_close_and_the_same_in_every_cut) {
 
 TEST_TABLES(attention_never_reads_hidden_positions) {
     (void)table;
-    for (const DType dtype : {DType::F32, DType::BF16, DType::I8}) {
+    for (const DType dtype : {DType::F32, DType::I8}) {
         Problem problem(100, 2, 1, 8, dtype, 20, 0);
         const std::vector<float> clean = problem.run(kMaxQueryRows);
         // Runs only the last 30 positions. Positions that they do not see become NaN, and blocks without visible
@@ -343,8 +315,6 @@ TEST_TABLES(attention_never_reads_hidden_positions) {
             for (int64_t d = 0; d < 16; ++d) {
                 if (dtype == DType::F32 && d < 8) kv.keys<float>(block, 0)[d * 16 + p % 16] = check::kPoison;
                 if (dtype == DType::F32) kv.values<float>(block, 0)[p % 16 * 16 + d] = check::kPoison;
-                if (dtype == DType::BF16 && d < 8) kv.keys<BF16>(block, 0)[d * 16 + p % 16] = {0x7fc0};
-                if (dtype == DType::BF16) kv.values<BF16>(block, 0)[p % 16 * 16 + d] = {0x7fc0};
             }
         }
         for (int64_t block = 0; block < (70 - 20 + 1) / 16; ++block) problem.table[block] = -1;
@@ -377,19 +347,15 @@ void halves(Problem& p) {
 }
 constexpr void (*kDistortions[])(Problem&) = {[](Problem&) {}, extremes, zeros, scales_of_all_sizes, halves};
 
-TEST_TABLES(attention_of_all_groups_and_worst_cases_of_int8) {
+TEST_TABLES(attention_over_int8_of_all_groups_and_worst_cases) {
     (void)table;
     for (int group = 1; group <= 16;
          ++group) {  // rows of a decode step: all row counts of a pass, in one to three passes
-        for (const DType dtype : {DType::BF16, DType::I8}) {
-            const auto as_they_are = [](Problem&) {};
-            Problem problem(65 + group % 3, group, 1, 16 + group % 3, dtype, group % 4 == 1 ? 30 : kNoWindow,
-                            group % 5 == 2 ? 8.0f : 0.0f,
-                            dtype == DType::I8 ? kDistortions[group % std::size(kDistortions)] : as_they_are);
-            const std::vector<float> whole = problem.run(kMaxQueryRows);
-            problem.check_against_definition(whole, dtype == DType::I8 ? "int8" : "bf16");
-            CHECK(same_bits(problem.run(group), whole));
-        }
+        Problem problem(65 + group % 3, group, 1, 16 + group % 3, DType::I8, group % 4 == 1 ? 30 : kNoWindow,
+                        group % 5 == 2 ? 8.0f : 0.0f, kDistortions[group % std::size(kDistortions)]);
+        const std::vector<float> whole = problem.run(kMaxQueryRows);
+        problem.check_against_definition(whole, "int8");
+        CHECK(same_bits(problem.run(group), whole));
     }
     for (const auto distort : kDistortions) {
         Problem problem(40, 4, 2, 20, DType::I8, kNoWindow, 0, distort);
@@ -397,24 +363,6 @@ TEST_TABLES(attention_of_all_groups_and_worst_cases_of_int8) {
         problem.check_against_definition(whole, "a worst case of int8");
         CHECK(same_bits(problem.run(2), whole));
     }
-}
-
-// The emulation of products of pairs, of codes and of their rounding (vec_interleave.inl).
-TEST(emulated_attention_has_the_bits_of_the_real_instructions) {
-    const std::string before = kernels().name;
-    for (const DType dtype : {DType::BF16, DType::I8}) {
-        std::vector<std::vector<float>> outputs;
-        for (const std::string& name : available_isas()) {
-            if (name != "avx512_bf16" && name != "emulated_avx512_bf16") continue;
-            select_isa(name);
-            for (const int rows : {7, kMaxQueryRows}) {
-                Problem problem(150, 7, 1, 21, dtype, 90, 0);
-                outputs.push_back(problem.run(rows));
-            }
-        }
-        for (const std::vector<float>& other : outputs) CHECK(same_bits(other, outputs[0]));
-    }
-    select_isa(before);
 }
 
 // Checks every byte, every bit of a scale, and that no other byte changes.

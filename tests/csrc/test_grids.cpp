@@ -1,23 +1,14 @@
 // Weights that are points of grids. Every table gives the bits of the definition in kernels/super_blocks.inl, from blocks
 // of any bytes. Covers unpacked rows, and points and levels at the ends.
 #include <algorithm>
-#include <cstring>
-#include <memory>
 
-#include "check.h"
-#include "pace/convert.h"
 #include "pace/grids.h"
-#include "pace/ops.h"
+#include "weights.h"
 
 namespace {
 
 using namespace pace;
 using check::Inputs;
-
-struct Free {
-    void operator()(void* p) const { std::free(p); }
-};
-using Memory = std::unique_ptr<void, Free>;
 
 struct Kind {
     const char* name;
@@ -37,7 +28,7 @@ struct Grid {
     std::vector<uint8_t> blocks, codes;
     std::vector<int8_t> numbers;
     std::vector<F16> scales;
-    Memory memory;
+    check::Memory memory;
 
     Grid(const Kind& kind, int64_t n, int64_t k, uint32_t seed, bool glu = false, int fill = -1)
         : n(n),
@@ -63,20 +54,16 @@ struct Grid {
         unpack.rows = n, unpack.k = k;
         unpack.out = {codes.data(), nullptr, nullptr, numbers.data(), nullptr, scales.data(), nullptr};
         execute(unpack);
-        const PackedFormat format = format_of(kind.code);
-        const int64_t bytes = round_up(packed_bytes(n, k, format, glu), 64);
-        memory.reset(std::memset(std::aligned_alloc(64, size_t(bytes)), 0, size_t(bytes)));
-        init_packed(memory.get(), n, k, format, glu);
+        memory = check::empty_weight(n, k, format_of(kind.code), glu);
         std::atomic<bool> finite = true;
-        const int64_t cuts[] = {0, n / 3, n - n / 4, n};
-        for (int piece = 2; piece >= 0; --piece) {
+        check::pack_in_pieces(n, [&](int64_t first, int64_t rows) {
             PackBlocksOp pack = {};
             pack.weight = memory.get();
-            pack.row = cuts[piece], pack.rows = cuts[piece + 1] - cuts[piece];
-            pack.source = {kind.number, blocks.data() + cuts[piece] * row_bytes, row_bytes};
+            pack.row = first, pack.rows = rows;
+            pack.source = {kind.number, blocks.data() + first * row_bytes, row_bytes};
             pack.all_finite = &finite;
             execute(pack);
-        }
+        });
         CHECK(finite);
     }
 
@@ -88,18 +75,6 @@ struct Grid {
         return to_float(scales[size_t((row * k + column) / 256)]) * grid_unit(kind.code);
     }
 };
-
-std::vector<float> multiply(Inputs& x, const Grid& w) {
-    std::vector<float> out(size_t(x.rows * w.n), check::kPoison);
-    LinearOp op = {};
-    op.x = x.row(0);
-    op.x_stride = x.stride;
-    op.rows = x.rows;
-    op.weight = w.memory.get();
-    op.out = out.data();
-    execute(op);
-    return out;
-}
 
 float defined(const float* x, const Grid& w, int64_t n) {
     float sum = 0.0f;
@@ -117,7 +92,7 @@ float defined(const float* x, const Grid& w, int64_t n) {
 }
 
 void check_definition(Inputs& x, const Grid& w) {
-    const std::vector<float> got = multiply(x, w);
+    const std::vector<float> got = check::multiply(x, w.memory.get(), w.n);
     bool same = true;
     for (int64_t r = 0; r < x.rows; ++r)
         for (int64_t n = 0; n < w.n; ++n)
@@ -158,17 +133,10 @@ TEST(rows_of_points_of_grids_come_back_as_they_are) {
     for (const Kind& kind : kKinds)
         for (const bool glu : {false, true}) {
             const Grid w(kind, 34, 512, 5, glu);
-            std::vector<int32_t> order(512);
-            for (int32_t j = 0; j < 512; ++j) order[size_t(j)] = (j * 37 + 11) % 512;
-            std::vector<float> rows(34 * 512, check::kPoison);
-            GatherOp gather = {w.memory.get(), nullptr, 34, rows.data(), true, 0, order.data(), 0, 0};
-            execute(gather);
-            bool same = true;
-            for (int64_t r = 0; r < 34; ++r)
-                for (int64_t j = 0; j < 512; ++j)
-                    same &= rows[size_t(r * 512 + order[size_t(j)])] ==
-                            float(w.level(r, j) * w.number(r, j)) * w.scale(r, j);
-            if (!same) check::fail(__FILE__, __LINE__, kind.name);
+            const auto value = [&](int64_t r, int64_t j) {
+                return float(w.level(r, j) * w.number(r, j)) * w.scale(r, j);
+            };
+            if (!check::rows_come_back(w.memory.get(), 34, 512, value)) check::fail(__FILE__, __LINE__, kind.name);
         }
 }
 

@@ -1,29 +1,14 @@
 // Packed weights and linear layers: every table and dtype against float64, for sizes around all tile edges. Places that
 // must not be read, or that must be written, contain NaN, and rows are misaligned.
-#include <cstring>
-#include <memory>
-
-#include "check.h"
-#include "pace/convert.h"
-#include "pace/ops.h"
+#include "weights.h"
 
 namespace {
 
 using namespace pace;
+using check::Inputs;
+using check::rounded;
 
 constexpr DType kDtypes[] = {DType::F32, DType::BF16, DType::F16};
-
-float rounded(float value, DType dtype) {
-    BF16 bf16;
-    F16 f16;
-    from_float(value, bf16);
-    from_float(value, f16);
-    return dtype == DType::F32 ? value : dtype == DType::BF16 ? to_float(bf16) : to_float(f16);
-}
-
-struct Free {
-    void operator()(void* p) const { std::free(p); }
-};
 
 // A weight packed from an fp32 matrix, with values that its dtype can represent (test_vec.cpp tests the rounding). Rows
 // are `padding` elements further apart than K, and the gap is filled with NaN.
@@ -32,14 +17,16 @@ struct Packed {
     DType dtype;
     bool glu;
     std::vector<double> matrix;  // as stored, [n][k]
-    std::unique_ptr<void, Free> memory;
+    check::Memory memory;
 
     Packed(int64_t n, int64_t k, DType dtype, bool glu, uint32_t seed)
-        : n(n), k(k), dtype(dtype), glu(glu), matrix(size_t(n * k)) {
-        const int64_t bytes = packed_bytes(n, k, {.dtype = dtype}, glu), stride = k + 3;
-        memory.reset(std::aligned_alloc(64, size_t(bytes + 63) / 64 * 64));
-        std::memset(memory.get(), 0, size_t(bytes));
-        init_packed(memory.get(), n, k, {.dtype = dtype}, glu);
+        : n(n),
+          k(k),
+          dtype(dtype),
+          glu(glu),
+          matrix(size_t(n * k)),
+          memory(check::empty_weight(n, k, {.dtype = dtype}, glu)) {
+        const int64_t stride = k + 3;
         std::vector<float> source(size_t(n * stride) + 1, check::kPoison);
         const std::vector<float> values = check::heavy_tailed(size_t(n * k), seed);
         for (int64_t r = 0; r < n; ++r)
@@ -48,31 +35,11 @@ struct Packed {
                 source[size_t(1 + r * stride + i)] = value;
                 matrix[size_t(r * k + i)] = double(value);
             }
-        // Packs in three pieces that cut panels, the last first.
-        const int64_t cuts[] = {0, n / 3, n - n / 4, n};
-        for (int piece = 2; piece >= 0; --piece) {
-            PackOp op = {memory.get(),
-                         cuts[piece],
-                         cuts[piece + 1] - cuts[piece],
-                         source.data() + 1 + cuts[piece] * stride,
-                         DType::F32,
-                         stride,
-                         0,
-                         0};
+        check::pack_in_pieces(n, [&](int64_t first, int64_t rows) {
+            PackOp op = {memory.get(), first, rows, source.data() + 1 + first * stride, DType::F32, stride, 0, 0};
             execute(op);
-        }
+        });
     }
-};
-
-struct Inputs {
-    int64_t rows, k, stride;
-    std::vector<float> memory;
-    Inputs(int64_t rows, int64_t k, uint32_t seed)
-        : rows(rows), k(k), stride(k + 5), memory(size_t(rows * stride) + 1, check::kPoison) {
-        const std::vector<float> values = check::heavy_tailed(size_t(rows * k), seed);
-        for (int64_t r = 0; r < rows; ++r) std::memcpy(row(r), values.data() + r * k, size_t(k) * sizeof(float));
-    }
-    float* row(int64_t r) { return memory.data() + 1 + r * stride; }  // one float off alignment
 };
 
 LinearOp make_op(Inputs& x, const Packed& w, std::vector<float>& out) {
@@ -168,7 +135,7 @@ TEST_TABLES(linear_is_right_around_all_tile_edges) {
                 const Packed w(n, k, dtype, false, uint32_t(n * 100 + k));
                 for (int i = 0; i < 3; ++i) {
                     turn += 1;
-                    Inputs x(all_rows[turn % 16], k, uint32_t(turn));
+                    Inputs x(all_rows[turn % 16], k, false, uint32_t(turn));
                     std::vector<float> out;
                     std::vector<double> sums, bounds;
                     LinearOp op = make_op(x, w, out);
@@ -185,7 +152,7 @@ TEST_TABLES(linear_is_right_over_several_blocks_of_k) {
     for (const DType dtype : kDtypes) {
         const Packed w(40, 1123, dtype, false, 7);
         for (const int64_t rows : {1, 13, 29}) {
-            Inputs x(rows, 1123, 8);
+            Inputs x(rows, 1123, false, 8);
             std::vector<float> out;
             std::vector<double> sums, bounds;
             LinearOp op = make_op(x, w, out);
@@ -200,7 +167,7 @@ TEST_TABLES(a_row_is_the_same_bits_alone_in_any_batch_and_with_any_threads) {
     const int before = ThreadPool::instance().num_threads();
     for (const DType dtype : kDtypes) {
         const Packed w(83, 523, dtype, false, 9);
-        Inputs x(33, 523, 10);
+        Inputs x(33, 523, false, 10);
         std::vector<float> all, some;
         ThreadPool::instance().set_num_threads(1);
         LinearOp op = make_op(x, w, all);
@@ -210,7 +177,7 @@ TEST_TABLES(a_row_is_the_same_bits_alone_in_any_batch_and_with_any_threads) {
                 ThreadPool::instance().set_num_threads(threads);
                 bool same = true;
                 for (int64_t first = 0; first < 33; first += rows) {
-                    Inputs part(std::min(rows, 33 - first), 523, 0);
+                    Inputs part(std::min(rows, 33 - first), 523, false, 0);
                     for (int64_t r = 0; r < part.rows; ++r)
                         std::memcpy(part.row(r), x.row(first + r), 523 * sizeof(float));
                     LinearOp part_op = make_op(part, w, some);
@@ -231,7 +198,7 @@ TEST_TABLES(epilogues_follow_their_definition) {
                     if (Activation(kind) == Activation::ClampedSwiglu) continue;  // only for experts: tests/ops
                     const int64_t n = glu ? 2 * n_out : n_out, k = 19, rows = 3;
                     const Packed w(n, k, DType::F32, glu, kind + 1);
-                    Inputs x(rows, k, kind + 50);
+                    Inputs x(rows, k, false, kind + 50);
                     const std::vector<float> bias = check::heavy_tailed(size_t(n), kind + 99);
                     std::vector<float> residual = check::heavy_tailed(size_t(rows * n_out), kind + 77), out;
                     LinearOp op = make_op(x, w, out);
@@ -328,7 +295,7 @@ TEST_TABLES(mistakes_are_refused) {
     CHECK(check::refused([] { packed_bytes(0, 4, {.dtype = DType::F32}, false); }));
     CHECK(check::refused([] { packed_bytes(3, 4, {.dtype = DType::F32}, true); }));
     // A weight with another table's layout.
-    Inputs x(1, 8, 1);
+    Inputs x(1, 8, false, 1);
     std::vector<float> result;
     LinearOp foreign = make_op(x, w, result);
     for (const std::string& name : available_isas()) {
@@ -347,7 +314,7 @@ TEST(emulated_bf16_gives_the_bits_of_the_real_instructions) {
         select_isa(name);
         for (const DType dtype : kDtypes) {
             const Packed w(70, 219, dtype, true, 3);
-            Inputs x(14, 219, 4);
+            Inputs x(14, 219, false, 4);
             std::vector<float> out;
             LinearOp op = make_op(x, w, out);
             op.activation = Activation::Gelu;

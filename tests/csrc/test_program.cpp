@@ -5,8 +5,8 @@
 #include <cstring>
 #include <memory>
 
-#include "check.h"
 #include "pace/program.h"
+#include "weights.h"
 
 using namespace pace;
 
@@ -15,16 +15,10 @@ namespace {
 constexpr int64_t kTokens = 70, kVocabulary = 37, kHidden = 32, kInner = 40;
 constexpr int64_t kHeads = 4, kKvHeads = 2, kHeadDim = 8, kHalf = kHeadDim / 2, kBlocks = (kTokens + 15) / 16;
 
-struct Free {
-    void operator()(void* p) const { std::free(p); }
-};
-using Weight = std::unique_ptr<void, Free>;
+using Weight = check::Memory;
 
 Weight make_weight(int64_t n, int64_t k, DType dtype, bool glu = false) {
-    const int64_t bytes = (packed_bytes(n, k, {.dtype = dtype}, glu) + 63) / 64 * 64;
-    Weight weight(std::aligned_alloc(64, size_t(bytes)));
-    std::memset(weight.get(), 0, size_t(bytes));
-    init_packed(weight.get(), n, k, {.dtype = dtype}, glu);
+    Weight weight = check::empty_weight(n, k, {.dtype = dtype}, glu);
     const std::vector<float> values = check::heavy_tailed(size_t(n * k), uint32_t(n + k));
     PackOp pack = {weight.get(), 0, n, values.data(), DType::F32, k, 0, 0};
     execute(pack);

@@ -2,12 +2,8 @@
 // quantize_input.inl. Covers sizes around all edges, extreme codes, and misaligned rows with NaN between them.
 #include <algorithm>
 #include <atomic>
-#include <cstring>
-#include <memory>
 
-#include "check.h"
-#include "pace/convert.h"
-#include "pace/ops.h"
+#include "weights.h"
 
 namespace {
 
@@ -18,10 +14,6 @@ constexpr int8_t kUneven[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13,
 constexpr int8_t kNear[16] = {16, 12, 8, 6, 4, 3, 2, 1, 0, -1, -2, -3, -4, -6, -12, -16};
 constexpr int8_t kNotNear[16] = {17, 12, 8, 6, 4, 3, 2, 1, 0, -1, -2, -3, -4, -6, -12, -16};
 
-struct Free {
-    void operator()(void* p) const { std::free(p); }
-};
-
 // A packed weight and its unpacked data. Scales and minima are small integers times 2^-10, which packing represents
 // exactly.
 struct Quantized {
@@ -30,7 +22,7 @@ struct Quantized {
     int64_t groups;
     std::vector<uint8_t> codes;       // [n][k]
     std::vector<float> scales, mins;  // [n][groups]
-    std::unique_ptr<void, Free> memory;
+    check::Memory memory;
 
     // With `at_ends`: one row of the smallest codes, one of the largest, then both at random.
     Quantized(int64_t n, int64_t k, PackedFormat f, bool at_ends, uint32_t seed, bool glu = false)
@@ -54,21 +46,16 @@ struct Quantized {
         }
         for (float& scale : scales) scale = float(1 + random() % 1000) * 0x1p-10f;
         for (float& min : mins) min = (float(random() % 2001) - 1000.0f) * 0x1p-10f;
-        const int64_t bytes = packed_bytes(n, k, f, glu);
-        memory.reset(std::aligned_alloc(64, size_t(round_up(bytes, 64))));
-        std::memset(memory.get(), 0, size_t(bytes));
-        init_packed(memory.get(), n, k, f, glu);
+        memory = check::empty_weight(n, k, f, glu);
         pack();
     }
 
-    // Packs in three pieces that cut panels, the last first. Call it again after changing codes or scales.
+    // Call it again after changing codes or scales.
     void pack() {
-        const int64_t cuts[] = {0, n / 3, n - n / 4, n};
-        for (int piece = 2; piece >= 0; --piece) {
-            const int64_t first = cuts[piece];
+        check::pack_in_pieces(n, [&](int64_t first, int64_t rows) {
             PackQuantizedOp op = {memory.get(),
                                   first,
-                                  cuts[piece + 1] - first,
+                                  rows,
                                   codes.data() + first * k,
                                   k,
                                   scales.data() + first * groups,
@@ -77,7 +64,7 @@ struct Quantized {
                                   0,
                                   0};
             execute(op);
-        }
+        });
     }
 
     int64_t group() const { return format.group ? format.group : k; }
@@ -100,16 +87,7 @@ struct Quantized {
 };
 
 std::vector<float> multiply(Inputs& x, const Quantized& w, const int32_t* order = nullptr) {
-    std::vector<float> out(size_t(x.rows * w.n), check::kPoison);
-    LinearOp op = {};
-    op.x = x.row(0);
-    op.x_stride = x.stride;
-    op.rows = x.rows;
-    op.weight = w.memory.get();
-    op.order = order;
-    op.out = out.data();
-    execute(op);
-    return out;
+    return check::multiply(x, w.memory.get(), w.n, nullptr, order);
 }
 
 // A row of inputs in the column order of the codes, quantised as in DEFINITION of kernels/quantize_input.inl.
@@ -353,17 +331,11 @@ TEST_TABLES(quantized_rows_come_back_in_the_order_of_the_input) {
     for (const Named& kind : kinds)
         for (const bool glu : {false, true}) {
             const Quantized w(34, 130, kind.format, false, 5, glu);
-            std::vector<int32_t> order(130);
-            for (int32_t j = 0; j < 130; ++j) order[size_t(j)] = (j * 37 + 11) % 130;
-            std::vector<float> rows(34 * 130, check::kPoison);
-            GatherOp gather = {w.memory.get(), nullptr, 34, rows.data(), true, 0, order.data(), 0, 0};
-            execute(gather);
-            bool same = true;
-            for (int64_t r = 0; r < 34; ++r)
-                for (int64_t j = 0; j < 130; ++j)
-                    same &= rows[size_t(r * 130 + order[size_t(j)])] == w.value(r, j) * w.scale(r, j) + w.min(r, j);
-            CHECK(same);
+            CHECK(check::rows_come_back(w.memory.get(), 34, 130, [&](int64_t r, int64_t j) {
+                return w.value(r, j) * w.scale(r, j) + w.min(r, j);
+            }));
             if (glu) continue;
+            const std::vector<int32_t> order = check::some_order(130);
             // x and columns in another order give the same result as both in the original order.
             Inputs x(5, 130, false, 6), moved(5, 130, false, 6);
             for (int64_t r = 0; r < 5; ++r)

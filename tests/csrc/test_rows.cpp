@@ -187,62 +187,82 @@ TEST_TABLES(weights_and_their_sums_of_every_length) {
         if (n > 8) values[n / 3] = -1e30f;
         const float shift = *std::max_element(values.begin(), values.end()), scale = 1.7f;
         Guarded x(values), w(n);
-        const float total = table.weigh(x.data(), n, shift, scale, w.data());
+        table.weigh(x.data(), n, shift, scale, w.data());
         CHECK(w.intact());
         std::vector<double> expected(n), tolerance(n);
-        double sum = 0;
         for (int64_t i = 0; i < n; ++i) {
             const double t = (double(values[i]) - shift) * scale;
             expected[i] = t < -126 ? 0 : std::exp2(t);
             tolerance[i] = (8 + 4 * std::min(126.0, std::fabs(t))) * kEps * expected[i];
-            sum += expected[i];
         }
         CHECK_CLOSE(w.data(), expected.data(), tolerance.data(), size_t(n), "weigh");
-        CHECK(std::fabs(total - sum) <= 64 * kEps * sum &&
-              std::fabs(table.sum_weights(x.data(), n, shift, scale, nullptr) - sum) <= 64 * kEps * sum);
-    }
-}
-
-TEST_TABLES(split_weights_tells_what_is_sure_from_what_is_near) {
-    for (const int64_t n : kSizes) {
-        std::vector<float> values = check::heavy_tailed(n, 13);
-        if (n > 4) values[n / 2] = -HUGE_VALF;
-        const float shift = *std::max_element(values.begin(), values.end()), scale = 1.3f, level = -0.75f;
-        Guarded x(values), w(n);
-        table.weigh(x.data(), n, shift, scale, w.data());
-        for (const bool typical : {false, true}) {
-            const KeyLimits limits = {typical, level, typical ? -0.25f : 0.25f, typical ? -0.75f : -0.25f};
-            std::vector<int32_t> found(n + 16), expected;
-            std::vector<float> keys(n);
-            double all = 0, surplus = 0, sure = 0;
-            for (int64_t i = 0; i < n; ++i) {
-                const float t = (values[i] - shift) * scale;
-                keys[i] = typical ? -std::fabs(t - level) : values[i];
-                all += w.data()[i];
-                if (w.data()[i] > 0) surplus += double(t) * w.data()[i];
-                if (keys[i] >= limits.sure) sure += w.data()[i];
-                if (keys[i] < limits.sure && keys[i] >= limits.least) expected.push_back(int32_t(1000 + i));
-            }
-            const WeightSums sums = table.split_weights(x.data(), n, shift, scale, limits, 1000, found.data());
-            found.resize(sums.found);
-            CHECK(found == expected);
-            CHECK(std::fabs(sums.all - all) <= 64 * kEps * all && std::fabs(sums.sure - sure) <= 64 * kEps * all);
-            float more;
-            CHECK(std::fabs(table.sum_weights(x.data(), n, shift, scale, &more) - all) <= 64 * kEps * all);
-            CHECK(std::fabs(more - surplus) <= 256 * kEps * (1 + std::fabs(surplus)));
-            CHECK(!typical || std::fabs(sums.surplus - surplus) <= 256 * kEps * (1 + std::fabs(surplus)));
-            CHECK(std::fabs(table.sum_from(keys.data(), w.data(), n, limits.sure) - sure) <= 64 * kEps * all);
+        for (const float least : {-std::numeric_limits<float>::max(), -0.25f, 0.25f, shift, shift + 1}) {
+            double sum = 0, kept = 0;
+            for (int64_t i = 0; i < n; ++i) kept += values[i] >= least ? w.data()[i] : 0.0f;
+            sum = table.sum_likely(x.data(), n, shift, scale, least);
+            CHECK(std::fabs(sum - kept) <= 64 * kEps * kept);
+            sum = table.sum_from(x.data(), w.data(), n, least);
+            CHECK(std::fabs(sum - kept) <= 64 * kEps * kept);
         }
     }
 }
 
-TEST_TABLES(elements_are_found_and_summed_by_limits_of_their_own) {
+// Shifts below and above the largest element, with keys of both kinds.
+TEST_TABLES(a_survey_finds_maxima_and_sums_and_lists_what_is_near) {
+    const float kInfinity = HUGE_VALF, lowest = -std::numeric_limits<float>::max();
+    for (const int64_t n : {int64_t(1), int64_t(17), int64_t(65), kPeakBlock - 1, kPeakBlock, 2 * kPeakBlock + 33}) {
+        std::vector<float> values = check::heavy_tailed(n, 15);
+        if (n > 4) values[n / 2] = -kInfinity;
+        if (n > 8) values[n / 3] = -1e30f;
+        const int64_t blocks = (n + kPeakBlock - 1) / kPeakBlock;
+        Guarded x(values), peaks(blocks), maxima(blocks);
+        CHECK(table.block_peaks(x.data(), n, peaks.data()));
+        const float peak = *std::max_element(values.begin(), values.end()), scale = 1.3f;
+        for (const float shift : {peak, peak - 20.0f, peak + 5.0f}) {
+            double all = 0, surplus = 0, magnitude = 0;
+            std::vector<double> weights(n);
+            for (int64_t i = 0; i < n; ++i) {
+                const double t = (double(values[i]) - shift) * scale;
+                all += weights[i] = t < -126 ? 0 : std::exp2(t);
+                if (weights[i] > 0) surplus += t * weights[i], magnitude += std::fabs(t) * weights[i];
+            }
+            const double tolerance = 256 * kEps * (all + magnitude);
+            for (const bool wants_surplus : {false, true}) {
+                const PieceSums sums =
+                    table.survey_piece(x.data(), n, shift, scale, wants_surplus, nullptr, maxima.data(), nullptr);
+                CHECK(std::memcmp(maxima.data(), peaks.data(), size_t(blocks) * sizeof(float)) == 0);
+                CHECK(maxima.intact() && sums.near == 0 && std::fabs(sums.all - all) <= 256 * kEps * all);
+                CHECK(std::fabs(sums.surplus - (wants_surplus ? surplus : 0)) <= tolerance);
+            }
+            for (const KeyLimits& limits :
+                 {KeyLimits{false, 0, 0.25f, -0.5f}, KeyLimits{true, peak - 0.5f, -0.2f, -0.6f},
+                  KeyLimits{false, 0, kInfinity, lowest}, KeyLimits{true, peak, kInfinity, lowest}}) {
+                double sure = 0;
+                std::vector<float> near(n + 16), expected;
+                for (int64_t i = 0; i < n; ++i) {
+                    const float key = limits.typical ? -std::fabs(values[i] - limits.centre) : values[i];
+                    if (key >= limits.sure) sure += weights[i];
+                    if (key < limits.sure && key >= limits.least) expected.push_back(values[i]);
+                }
+                const PieceSums sums =
+                    table.survey_piece(x.data(), n, shift, scale, false, &limits, maxima.data(), near.data());
+                near.resize(sums.near);
+                CHECK(near == expected);
+                CHECK(std::memcmp(maxima.data(), peaks.data(), size_t(blocks) * sizeof(float)) == 0);
+                CHECK(std::fabs(sums.all - all) <= 256 * kEps * all && std::fabs(sums.sure - sure) <= 256 * kEps * all);
+            }
+        }
+        x.data()[n - 1] = check::kPoison;
+        CHECK(std::isnan(table.survey_piece(x.data(), n, peak, scale, false, nullptr, maxima.data(), nullptr).all));
+    }
+}
+
+TEST_TABLES(elements_are_found_by_their_limits) {
     for (const int64_t n : kSizes) {
         std::vector<float> values = check::heavy_tailed(n, 14);
         if (n > 4) values[n / 2] = -HUGE_VALF;
-        const float shift = *std::max_element(values.begin(), values.end()), scale = 1.3f;
-        Guarded x(values), w(n);
-        table.weigh(x.data(), n, shift, scale, w.data());
+        const float shift = *std::max_element(values.begin(), values.end());
+        Guarded x(values);
         for (const float low : {-std::numeric_limits<float>::max(), -0.25f, 0.25f, shift, shift + 1}) {
             for (const float high : {0.5f, HUGE_VALF}) {
                 std::vector<int32_t> found(n + 16), expected;
@@ -252,9 +272,6 @@ TEST_TABLES(elements_are_found_and_summed_by_limits_of_their_own) {
                 found.resize(table.find_between(x.data(), n, low, high, 1000, found.data()));
                 CHECK(found == expected);
             }
-            double sum = 0;
-            for (int64_t i = 0; i < n; ++i) sum += values[i] >= low ? w.data()[i] : 0.0f;
-            CHECK(std::fabs(table.sum_likely(x.data(), n, shift, scale, low) - sum) <= 64 * kEps * sum);
         }
     }
 }

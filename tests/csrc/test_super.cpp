@@ -1,29 +1,18 @@
 // Weights in super-blocks, of five bits and in parts. Every table gives the bits of the definition in
 // kernels/super_blocks.inl. Covers extreme codes and scales, and unpacked rows.
 #include <algorithm>
-#include <cstring>
-#include <memory>
 
-#include "check.h"
-#include "pace/convert.h"
-#include "pace/ops.h"
+#include "weights.h"
 
 namespace {
 
 using namespace pace;
 using check::Inputs;
+using check::Memory;
+using check::multiply;
+using check::zeros;
 
 constexpr int8_t kUneven[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
-struct Free {
-    void operator()(void* p) const { std::free(p); }
-};
-using Memory = std::unique_ptr<void, Free>;
-
-Memory zeros(int64_t bytes) {
-    void* const p = std::aligned_alloc(64, size_t(round_up(bytes, 64)));
-    return Memory(std::memset(p, 0, size_t(bytes)));
-}
 
 struct Named {
     const char* name;  // ggml's name
@@ -78,19 +67,16 @@ struct Super {
                 from_float(float(int(random() % 2001) - 1000) * 0x1p-12f, half);
                 values->push_back(half);
             }
-        memory = zeros(packed_bytes(n, k, f, glu));
-        init_packed(memory.get(), n, k, f, glu);
+        memory = check::empty_weight(n, k, f, glu);
         pack(memory.get(), 0);
     }
 
     // Packs into rows from `row` on of a weight, in pieces that cut panels.
     void pack(void* weight, int64_t row) const {
-        const int64_t cuts[] = {0, n / 3, n - n / 4, n};
-        for (int piece = 2; piece >= 0; --piece) {
-            const int64_t first = cuts[piece];
+        check::pack_in_pieces(n, [&](int64_t first, int64_t rows) {
             PackSuperOp op = {weight,
                               row + first,
-                              cuts[piece + 1] - first,
+                              rows,
                               codes.data() + first * k,
                               k,
                               scales.data() + first * groups,
@@ -100,7 +86,7 @@ struct Super {
                               0,
                               0};
             execute(op);
-        }
+        });
     }
 
     int level(int64_t row, int64_t column) const {
@@ -120,19 +106,6 @@ struct Super {
         return format.has_mins ? product + float(min(row, column)) * super_min(row, column) : product;
     }
 };
-
-std::vector<float> multiply(Inputs& x, const void* weight, int64_t n_out, const float* bias = nullptr) {
-    std::vector<float> out(size_t(x.rows * n_out), check::kPoison);
-    LinearOp op = {};
-    op.x = x.row(0);
-    op.x_stride = x.stride;
-    op.rows = x.rows;
-    op.weight = weight;
-    op.bias = bias;
-    op.out = out.data();
-    execute(op);
-    return out;
-}
 
 // One output, as in DEFINITION of kernels/super_blocks.inl.
 float defined(const float* x, const Super& w, int64_t n) {
@@ -220,15 +193,8 @@ TEST(rows_of_super_blocks_come_back_as_they_are) {
         for (const bool at_ends : {false, true})
             for (const bool glu : {false, true}) {
                 const Super w(34, 512, kind.format, at_ends, 5, glu);
-                std::vector<int32_t> order(512);
-                for (int32_t j = 0; j < 512; ++j) order[size_t(j)] = (j * 37 + 11) % 512;
-                std::vector<float> rows(34 * 512, check::kPoison);
-                GatherOp gather = {w.memory.get(), nullptr, 34, rows.data(), true, 0, order.data(), 0, 0};
-                execute(gather);
-                bool same = true;
-                for (int64_t r = 0; r < 34; ++r)
-                    for (int64_t j = 0; j < 512; ++j) same &= rows[size_t(r * 512 + order[size_t(j)])] == w.value(r, j);
-                CHECK(same);
+                CHECK(check::rows_come_back(w.memory.get(), 34, 512,
+                                            [&](int64_t r, int64_t j) { return w.value(r, j); }));
             }
 }
 

@@ -85,6 +85,39 @@ TEST(a_phase_sees_all_of_the_phase_before) {
     pool().run(nullptr, 0);
 }
 
+// Counts calls of fetch(), by thread, and those that came after its own phase began.
+struct Fetches {
+    std::atomic<int> calls[2] = {}, late{0};
+    std::atomic<bool> begun{false};
+    void operator()(int64_t, int) const { const_cast<Fetches*>(this)->begun = true; }
+    static void fetch(const void* context, int thread) {
+        Fetches& self = *static_cast<Fetches*>(const_cast<void*>(context));
+        self.calls[thread] += 1;
+        self.late += self.begun.load();
+    }
+};
+
+TEST(a_phase_is_fetched_while_the_one_before_it_runs) {
+    pool().set_num_threads(2);
+    // Both threads must take part of each phase.
+    std::atomic<int> arrived{0};
+    const auto meet = [&](int64_t, int) {
+        const int turn = arrived.fetch_add(1) / 2;
+        while (arrived.load() < 2 * (turn + 1)) std::this_thread::yield();
+    };
+    for (const int between : {0, 1, 2}) {  // phases that fetch nothing: one at most is looked over
+        arrived = 0;
+        Fetches last;
+        std::vector<pace::Phase> phases(size_t(1 + between), pace::make_phase(2, meet));
+        phases.push_back(pace::make_phase(4, last));
+        phases.back().fetch = Fetches::fetch;
+        pool().run(phases.data(), int(phases.size()));
+        const int expected = between == 0 ? 1 : 2;
+        CHECK(last.calls[0] == expected && last.calls[1] == expected);
+        CHECK(last.late == 0);
+    }
+}
+
 TEST(sleeping_workers_and_a_sleeping_caller_are_woken) {
     pool().set_num_threads(2);
     const auto pause = [](int64_t, int) { std::this_thread::sleep_for(std::chrono::milliseconds(3)); };

@@ -38,7 +38,8 @@ from tests.fuzz import mutate
 from tests.fuzz.checkpoints import Files, Special
 from tests.fuzz.mutate import Mutation
 from tests.llm.models.families.gemma4_variants import EXPERTS, KEYS, LARGE
-from tests.llm.models.variants import longrope, save_tiny
+from tests.llm.models.rotations import longrope
+from tests.llm.models.variants import save_tiny
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
 HEALTHY = [

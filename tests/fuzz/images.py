@@ -69,12 +69,18 @@ def mutated(seed: int) -> tuple[str, bytes]:
     """Name of a sample, and its file after one to three mutations."""
     rng = random.Random(seed)
     name = rng.choice(sorted(files()))
-    data = bytearray(files()[name])
-    for _ in range(rng.choice([1, 1, 2, 3])):
-        rng.choice([flip, flip, cut, put_number, put_number, repeat, drop, fill])(rng, data)
+    data = mutate(rng, files()[name])
     if name.startswith("png") and rng.random() < 0.7:
         repair_checksums(data)
     return name, bytes(data)
+
+
+def mutate(rng: random.Random, file: bytes) -> bytearray:
+    """A file after one to three mutations."""
+    data = bytearray(file)
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        rng.choice([flip, flip, cut, put_number, put_number, repeat, drop, fill])(rng, data)
+    return data
 
 
 def place(rng: random.Random, data: bytearray) -> int:

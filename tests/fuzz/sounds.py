@@ -20,7 +20,7 @@ from functools import cache
 import numpy as np
 
 from pace.llm.processors.qwen_audio import Qwen3OmniAudioProcessor
-from tests.fuzz.images import Case, cut, drop, fill, flip, main, put_number, repeat
+from tests.fuzz.images import Case, main, mutate
 from tests.media.wavs import chunk, format_chunk, riff, speech, wav
 
 PROCESSOR = Qwen3OmniAudioProcessor(feature_size=128)
@@ -67,10 +67,7 @@ def mutated(seed: int) -> tuple[str, bytes]:
     """Name of a file, and its bytes after one to three mutations."""
     rng = random.Random(seed)
     name = rng.choice(sorted(files()))
-    data = bytearray(files()[name])
-    for _ in range(rng.choice([1, 1, 2, 3])):
-        rng.choice([flip, flip, cut, put_number, put_number, repeat, drop, fill])(rng, data)
-    return name, bytes(data)
+    return name, bytes(mutate(rng, files()[name]))
 
 
 def lies() -> dict[str, bytes]:

@@ -61,6 +61,12 @@ def test_forms_of_sentence_vectors(model):
     assert encoder.get_sentence_embedding_dimension() == 4 and encoder.max_seq_length == 16
     same = encoder.similarity(array, array)
     assert same.shape == (2, 2) and torch.allclose(same.diagonal(), torch.ones(2))
+    first, second = torch.tensor([3.0, 0.0]), torch.tensor([[0.0, 4.0], [6.0, 0.0]])
+    for name, expected in [
+        ("cosine", [0.0, 1.0]), ("dot", [0.0, 18.0]), ("euclidean", [-5.0, -3.0]), ("manhattan", [-7.0, -3.0]),
+    ]:  # fmt: skip
+        model.similarity_fn_name = name
+        assert encoder.similarity(first, second).tolist() == [expected], name
 
 
 def test_prompts_of_sentence_vectors(model):

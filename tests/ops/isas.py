@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
-
 from pace import _C
 from tests.support import isas_of_floats
 
@@ -17,15 +15,6 @@ WIDE = next((isa for isa in ALL if "avx512" in isa or "amx" in isa), ALL[0])
 VECTORS = [isa for isa in FLOATS if isa in (WIDE, "avx2", "generic")]
 """One table for each vector width. Operations other than products have the same source in all tables of a width;
 `make test-all` runs them on all of FLOATS."""
-
-
-def attention_rounds(dtype: torch.dtype) -> str:
-    """How the current table rounds queries and weights of attention over a cache of `dtype`: "bf16", "codes" of 16
-    bits, or "fp32" (not at all)."""
-    isa = _C.isa()
-    if dtype == torch.bfloat16 and isa.endswith(("avx512_bf16", "amx")):
-        return "bf16"
-    return "codes" if dtype == torch.int8 and isa.endswith(("avx512_vnni", "avx512_bf16", "amx")) else "fp32"
 
 
 def each_isa(names: Sequence[str] = VECTORS) -> Iterator[str]:

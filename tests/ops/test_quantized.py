@@ -380,33 +380,6 @@ def test_nbytes_are_those_of_the_layout():
     )
 
 
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda w, rows: native.pack_rows_(w, rows.dequantize(), 0), "pack_quantized_"),
-        (lambda w, rows: native.pack_quantized_(w, rows, 5), "row 5"),
-        (lambda w, rows: native.pack_quantized_(w, replace(rows, order=torch.arange(20)), 0), "another one"),
-        (
-            lambda w, rows: native.pack_quantized_(
-                w, replace(rows, layout=WeightLayout("int4", 16, codebook="nf4")), 0
-            ),
-            "rows of nf4",
-        ),
-        (lambda w, rows: native.pack_quantized_(native.empty_weight(6, 20, torch.float32), rows, 0), "torch.float32"),
-        (
-            lambda w, rows: native.empty_weight(6, 20, rows.layout, order=torch.zeros(20, dtype=torch.int64)),
-            "permutation",
-        ),
-        (lambda w, rows: native.empty_weight(6, 20, torch.float32, order=torch.arange(20)), "only quantised"),
-    ],
-)
-def test_mistakes_are_named(call, message):
-    layout = WeightLayout("int4", 16)
-    rows = QuantizedRows(layout, torch.zeros(3, 20, dtype=torch.uint8), torch.ones(3, 2))
-    with pytest.raises(ValueError, match=message):
-        call(native.empty_weight(6, 20, layout), rows)
-
-
 def test_the_reference_multiplies_the_same_values():
     rows = random_rows(20, 64, WeightLayout("int8", None))
     weight = reference.empty_weight(20, 64, rows.layout)

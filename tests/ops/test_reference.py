@@ -13,6 +13,7 @@ from pace.ops import reference as ops
 from pace.ops.protocol import AttentionOptions
 from pace.ops.reference_parts.sampling import top_k_top_p_
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
+from tests.support import backend, backends
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -68,29 +69,23 @@ def test_a_quantised_weight_holds_the_values_of_its_rows():
     torch.testing.assert_close(ops.linear_glu(x, weight, "relu"), gate.relu() * up)
 
 
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda w, rows: ops.pack_rows_(w, rows.dequantize(), 0), "pack_quantized_"),
-        (lambda w, rows: ops.pack_quantized_(w, rows, 5), "row 5"),
-        (lambda w, rows: ops.pack_quantized_(w, replace(rows, order=torch.arange(20).flip(0)), 0), "another one"),
-        (
-            lambda w, rows: ops.pack_quantized_(w, replace(rows, layout=WeightLayout("int4", 16, codebook="nf4")), 0),
-            "rows of nf4",
-        ),
-        (lambda w, rows: ops.pack_quantized_(ops.empty_weight(6, 20, torch.float32), rows, 0), "torch.float32"),
-        (
-            lambda w, rows: ops.empty_weight(6, 20, rows.layout, order=torch.zeros(20, dtype=torch.int64)),
-            "permutation",
-        ),
-        (lambda w, rows: ops.empty_weight(6, 20, torch.float32, order=torch.arange(20)), "only quantised"),
-    ],
-)
-def test_mistakes_about_quantised_weights_are_named(call, message):
-    layout = WeightLayout("int4", 16)
+@pytest.mark.parametrize("name", backends())
+def test_mistakes_about_quantised_weights_are_named(name):
+    ops, layout = backend(name), WeightLayout("int4", 16)
     rows = QuantizedRows(layout, torch.zeros(3, 20, dtype=torch.uint8), torch.ones(3, 2))
-    with pytest.raises(ValueError, match=message):
-        call(ops.empty_weight(6, 20, layout), rows)
+    weight, of_floats = ops.empty_weight(6, 20, layout), ops.empty_weight(6, 20, torch.float32)
+    others = replace(rows, layout=WeightLayout("int4", 16, codebook="nf4"))
+    for call, message in (
+        (lambda: ops.pack_rows_(weight, rows.dequantize(), 0), "pack_quantized_"),
+        (lambda: ops.pack_quantized_(weight, rows, 5), "row 5"),
+        (lambda: ops.pack_quantized_(weight, replace(rows, order=torch.arange(20).flip(0)), 0), "another one"),
+        (lambda: ops.pack_quantized_(weight, others, 0), "rows of nf4"),
+        (lambda: ops.pack_quantized_(of_floats, rows, 0), "torch.float32"),
+        (lambda: ops.empty_weight(6, 20, layout, order=torch.zeros(20, dtype=torch.int64)), "permutation"),
+        (lambda: ops.empty_weight(6, 20, torch.float32, order=torch.arange(20)), "only quantised"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 @pytest.mark.parametrize(("shape", "row"), [((2, 4), 0), ((2, 5), 5), ((7, 5), 0), ((5,), 0), ((2, 5), -1)])

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.llm.generators import by_hand
-from tests.server.serving import ANSWER, LONG, QUESTION, Serving, make_generator, request_bytes
+from tests.server.serving import ANSWER, LONG, QUESTION, Serving, make_generator, request_bytes, text_of
 from tests.waiting import Gate, wait_until
 
 
@@ -38,6 +38,23 @@ def test_a_thousand_at_once_are_all_answered():
         assert all(ANSWER.encode() in data for status, data in replies if status == 200)
         assert all(b"retry-after:" in data.lower() for status, data in replies if status == 429)
         serving.check_well()
+
+
+def test_streams_that_begin_at_once_have_their_exact_frames():
+    fields = {"max_tokens": 16, "ignore_eos": True, "logprobs": True}
+    questions = [[{"role": "user", "content": f"What comes after {number}?"}] for number in range(6)]
+    with Serving() as serving:
+        wholes = [serving.chat(question, **fields).json["choices"][0] for question in questions]
+        with ThreadPoolExecutor(24) as clients:
+            replies = list(clients.map(lambda question: serving.chat(question, stream=True, **fields), questions * 4))
+    for whole, reply in zip(wholes * 4, replies, strict=True):
+        events = reply.events
+        assert events[0]["choices"][0]["delta"]["role"] == "assistant" and events[-1] == "[DONE]"
+        assert text_of(events) == whole["message"]["content"]
+        choices = [event["choices"][0] for event in events[:-1]]
+        tokens = [token for choice in choices for token in (choice["logprobs"] or {}).get("content", ())]
+        assert tokens == whole["logprobs"]["content"]
+        assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
 
 
 def test_a_full_queue_says_when_to_come_again():

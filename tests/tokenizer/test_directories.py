@@ -31,7 +31,8 @@ TEMPLATE = (
 )
 NAMES = ["bos_token", "eos_token", "pad_token", "unk_token", "mask_token"]
 ATTRIBUTES = [*NAMES, *(f"{name}_id" for name in NAMES), "all_special_tokens", "all_special_ids", "special_tokens_map"]
-ATTRIBUTES += ["vocab_size", "chat_template", "padding_side", "model_max_length", "model_input_names", "add_bos_token"]
+ATTRIBUTES += ["vocab_size", "chat_template", "padding_side", "truncation_side", "model_max_length"]
+ATTRIBUTES += ["model_input_names", "add_bos_token"]
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<user>", "<end>", "<tool>"]
 CLASSES = {
     "Qwen2Tokenizer": "qwen3", "Qwen3_5Tokenizer": "qwen3_5", "GPT2Tokenizer": "gpt2", "GemmaTokenizer": "gemma2",
@@ -42,7 +43,8 @@ OPTIONS = {
     "add_bos_token": (True, False), "add_prefix_space": (False, True), "clean_up_tokenization_spaces": (True, False),
     "legacy": (True, False), "max_len": (7,),
     "model_input_names": (["input_ids"], ["input_ids", "token_type_ids", "attention_mask"]),
-    "model_max_length": (8, 10**30), "padding_side": ("left", "right"), "split_special_tokens": (True,),
+    "model_max_length": (8, 10**30), "padding_side": ("left", "right"), "truncation_side": ("left", "right"),
+    "split_special_tokens": (True,),
     "extra_special_tokens": (["<user>"], {"image_token": "<user>"}),
     "additional_special_tokens": (["<end>", "<tool>"],), "image_token": ("<user>",), "bos_token": ("<tool>", None),
 }  # fmt: skip
@@ -102,7 +104,7 @@ def draw(rng):
     ends |= {"special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}}
     padding = {"strategy": {"Fixed": 9}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 0}
     padding |= {"pad_type_id": 0, "pad_token": "<pad>"}
-    cut = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    cut = {"direction": rng.choice(["Left", "Right"]), "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     state = {"version": "1.0", "truncation": cut if rng.random() < 0.2 else None, "added_tokens": tokens}
     state |= {"padding": padding if rng.random() < 0.2 else None, "normalizer": normalizer, "decoder": decoder}
     state |= {"pre_tokenizer": pre_tokenizer, "post_processor": ends, "model": model}

@@ -31,7 +31,7 @@ struct QuantizedInput {
         return round_up(3 * h.k_padded + numbers + sums + (h.token_inputs ? int64_t(sizeof(float)) : 0), 64);
     }
     static const int16_t* short_sums(const void* row, const PackedHeader& h) {
-        return reinterpret_cast<const int16_t*>(scales(row, h) + h.input_groups());
+        return reinterpret_cast<const int16_t*>(scales(row, h) + divide_up(h.k_padded, kInputGroup));
     }
     static const int16_t* wide_codes(const void* row, const PackedHeader& h) {
         return reinterpret_cast<const int16_t*>(static_cast<const char*>(row) + h.k_padded);
@@ -138,17 +138,18 @@ constexpr int64_t kSumBlock = 4096;
 // bound of the k-th largest element, but takes longer to find.
 constexpr int64_t kPeakBlock = 256;
 
-// The key limits for split_weights(); see kernels/weights.inl.
+// Limits between which a cut is looked for; see kernels/weights.inl.
 struct KeyLimits {
-    bool typical;       // the key is -|t - level|, else x
-    float level;        // if typical
+    bool typical;       // the key is -|x - centre|, else x
+    float centre;       // if typical
     float sure, least;  // keys
 };
 
-struct WeightSums {
+// Sums over a piece of a row; see kernels/weights.inl.
+struct PieceSums {
     float all, sure;  // sums of all weights, and of the weights with key >= sure
-    float surplus;    // the sum of weight * t, if typical
-    int found;        // number of elements with sure > key >= least
+    float surplus;    // the sum of weight * t
+    int near;         // number of elements with sure > key >= least
 };
 
 struct KernelTable {
@@ -218,11 +219,11 @@ struct KernelTable {
     void (*apply_mask)(const float* x, const int32_t* bits, int64_t n, float* y);
     // -- drawing (kernels/weights.inl): a row or a piece of it; at most kSumBlock elements if weights are summed
     bool (*block_peaks)(const float* x, int64_t n, float* maxima);  // false if any is NaN
-    float (*weigh)(const float* x, int64_t n, float shift, float scale, float* w);
-    float (*sum_weights)(const float* x, int64_t n, float shift, float scale, float* surplus);  // surplus may be null
+    void (*weigh)(const float* x, int64_t n, float shift, float scale, float* w);
+    // `limits` and `near` may be null.
+    PieceSums (*survey_piece)(const float* x, int64_t n, float shift, float scale, bool wants_surplus,
+                              const KeyLimits* limits, float* maxima, float* near);
     float (*sum_likely)(const float* x, int64_t n, float shift, float scale, float least);
-    WeightSums (*split_weights)(const float* x, int64_t n, float shift, float scale, const KeyLimits& limits,
-                                int32_t index, int32_t* found);
     // `found` has room for n elements and one vector more.
     int (*find_between)(const float* x, int64_t n, float low, float high, int32_t index, int32_t* found);
     float (*sum_from)(const float* key, const float* w, int64_t n, float least);

@@ -56,6 +56,9 @@ concept HasWorkspace = requires(Op op, void* memory) {
 void* thread_workspace(size_t bytes);
 
 template <class Op>
+concept Fetches = requires(Op op) { op.fetch(0, 0); };
+
+template <class Op>
 void execute(Op& op) {
     op.prepare(ThreadPool::instance().num_threads());
     if constexpr (HasWorkspace<Op>) op.set_workspace(thread_workspace(op.workspace_bytes()));
@@ -284,12 +287,17 @@ struct LinearOp : LinearOptions {
     // Null, or what is added to norm(x) W' + bias: AdaptedLinearOp (adapter_ops.h). A residual comes first, and there is
     // no activation without a gate.
     const AdapterProducts* adapters;
+    // Null, or [rows]: raised to the candidates (largest.h) of the rows of out, if there are few. Only for a product
+    // without a gate.
+    int64_t* largest;
 
     void prepare(int threads);  // throws std::invalid_argument for a weight of another table's layout
     int64_t chunks(int phase) const {
         return phase == 0 ? input_chunks : row_blocks * (int64_t(block_starts.size()) - 1);
     }
     void run(int phase, int64_t chunk, int thread) const;
+    // Fetches what a thread reads first in `phase`, with few rows: the norm's weights, and its first weights.
+    void fetch(int phase, int thread) const;
 
     // Prepared inputs: bf16 or fp32 [rows][k_padded], or quantised (kernels.h). There is one copy, or one for each
     // thread.
@@ -304,12 +312,14 @@ struct LinearOp : LinearOptions {
     Product product;
     Inputs inputs;
     int64_t input_chunks, rows_per_input_chunk, row_blocks, rows_per_block;
-    std::vector<int64_t> block_starts;  // in panels
+    std::vector<int64_t> block_starts;       // in panels
+    std::vector<const char*> first_weights;  // by thread, with few rows
     char* workspace;
     mutable std::vector<char> prepared;  // by thread, with Inputs::PerThread
 
     void cut_panels(int threads);
     void finish(int64_t first_row, int64_t first_column, int64_t columns, EpilogueArgs sums) const;
+    void find_largest(int64_t first_row, int64_t count, int64_t first_column, int64_t columns) const;
     void finish_with_adapters(int64_t first_row, int64_t first_column, int64_t columns, EpilogueArgs sums, int thread,
                               char* scratch) const;
     size_t copy_bytes() const;

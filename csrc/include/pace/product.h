@@ -29,6 +29,11 @@ class Product {
     int64_t input_bytes = 0;    // size of a prepared row
     const KernelTable* table = nullptr;
 
+    // The first byte of a panel of `weight`, which is stored like the described one.
+    const char* panel(const void* weight, int64_t panel) const;
+    // Fetches what run() reads of `weight` before its panels.
+    void fetch_header(const void* weight) const;
+
     // Prepares a row of x [k] for all parts. It is normalised, put into the order [k] of the weight's columns (null:
     // unchanged), and rounded or quantised. Uses the thread's scratch.
     void prepare_row(const float* x, const Norm& norm, const int32_t* order, char* out) const;

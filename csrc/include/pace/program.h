@@ -73,6 +73,9 @@ struct Step {
     const int64_t* rows;       // [R], ascending
     const Table* tables;       // for every group of layers
     float* logits;             // [R][vocabulary], written
+    // [R] or null, written: the index of each row's largest result, as argmax() finds it; kNotFound (largest.h) for many
+    // rows. Only if the result's last instruction is a product.
+    int64_t* largest = nullptr;
     GivenRows given = {};
     KeptRows kept = {};
     AdapterRouting routing = {};
@@ -256,7 +259,14 @@ class Program {
         }
         void append_phases(std::vector<Phase>& phases) const override {
             for (int p = 0; p < Op::kPhases; ++p) {
-                if (op_.chunks(p) > 0) phases.push_back(make_phase(op_.chunks(p), bodies_[p]));
+                if (op_.chunks(p) <= 0) continue;
+                phases.push_back(make_phase(op_.chunks(p), bodies_[p]));
+                if constexpr (Fetches<Op>) {
+                    phases.back().fetch = [](const void* context, int thread) {
+                        const auto& body = *static_cast<const PhaseBody<Op>*>(context);
+                        body.op->fetch(body.phase, thread);
+                    };
+                }
             }
         }
 

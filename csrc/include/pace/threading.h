@@ -21,10 +21,14 @@ namespace pace {
 
 // One phase: body(context, chunk, thread) for chunk in [0, chunks), at most 2^32 - 1 of them. `thread` is in [0,
 // num_threads) and unique among the threads that are inside this run at the same time.
+//
+// `fetch`, if not null, fetches into the caches what `thread` will read first in this phase. Each thread calls it before
+// the last chunk of its range in an earlier phase, so it must not read what a run writes.
 struct Phase {
     int64_t chunks;
     void (*body)(const void* context, int64_t chunk, int thread);
     const void* context;
+    void (*fetch)(const void* context, int thread) = nullptr;
 };
 
 // A phase from any callable f(chunk, thread). `f` must outlive the run.
@@ -32,7 +36,7 @@ template <class F>
 Phase make_phase(int64_t chunks, const F& f) {
     return {chunks,
             [](const void* context, int64_t chunk, int thread) { (*static_cast<const F*>(context))(chunk, thread); },
-            &f};
+            &f, nullptr};
 }
 
 class ThreadPool {

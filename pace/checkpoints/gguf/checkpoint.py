@@ -25,6 +25,7 @@ from pace.checkpoints.gguf.blocks import FILE_TYPES, NVFP4
 from pace.checkpoints.gguf.config import ROPE_FACTORS, read_config
 from pace.checkpoints.gguf.embedding import asks, dense_tensors, read_pooling
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
+from pace.checkpoints.gguf.fused import split_queries_keys_values
 from pace.checkpoints.gguf.projectors.projector import Towers
 from pace.checkpoints.gguf.projectors.registry import ARCHITECTURE as MMPROJ
 from pace.checkpoints.gguf.projectors.registry import read_towers
@@ -68,6 +69,7 @@ class GgufCheckpoint(OpenFiles):
             )
         check_shards(files)
         self.metadata.required("general.architecture", name)
+        split_queries_keys_values(files, architecture)
         self._architecture = architecture
         for file in files:
             for source in file.tensors:

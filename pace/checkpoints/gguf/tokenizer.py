@@ -82,6 +82,25 @@ _DEEPSEEK3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"""
     + _SPACES
 )
+_NOT_HAN = [kind.removesuffix("]") + r"&&[^\p{Han}]]" for kind in (_UPPER, _LOWER)]
+KIMI_PATTERN = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}*{_NOT_HAN[1]}+{_CONTRACTIONS}?|"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}+{_NOT_HAN[1]}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_SIGNS}[\r\n]*|{_SPACES}"
+)
+_BAILING = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_SIGNS}[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+_EXAONE_MOE = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}|{_SIGNS}[\r\n/]?|"
+    r"\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+"""Numerals in groups of three. The first may be shorter."""
+_THREES_OF_WORDS = r"\d{1,3}(?=(?:\d{3})*\b)"
+"""The same for a number that ends a word."""
+_ASIAN_SCRIPTS = (
+    "\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f"
+    "\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f"
+    "\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff"
+)
 _WITH_CASE = (
     r"[\p{Lu}\p{Ll}\p{Lt}&&[^"
     "ⴀ-ⴭ\ua78f-\ua7ffꬰ-ꭩ\U00010570-\U000105bc\U00016e40-\U00016e7f\U0001d400-\U0001d7cb]]"
@@ -98,18 +117,25 @@ _PRE_TOKENIZERS = {
     ("modern-bert",): PreTokenizer((_GPT2,), normalizer={"type": "NFC"}),
     ("falcon",): PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     ("bloom", "gpt3-finnish", "poro-chat"): PreTokenizer((" ?[^(\\s|.,!?…。，、।۔،)]+",)),
-    ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"): PreTokenizer(
+    ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"): PreTokenizer(
         (r"\p{N}", _GPT2)
     ),
     ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0"): PreTokenizer(
         (_LLAMA3,), ignore_merges=True, add_bos=True
     ),
-    ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"): PreTokenizer((_LLAMA3,)),
+    ("dbrx", "smaug-bpe", "chatglm-bpe"): PreTokenizer((_LLAMA3,)),
+    ("glm4", "glm5"): PreTokenizer((_LLAMA3,), ignore_merges=True),
     ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "kormo", "f2llmv2"): PreTokenizer(
         (_QWEN2,), normalizer={"type": "NFC"}
     ),
     ("qwen35",): PreTokenizer((_QWEN3_5,), normalizer={"type": "NFC"}),
-    ("hunyuan",): PreTokenizer((_QWEN2,)),
+    ("hunyuan", "solar-open"): PreTokenizer((_QWEN2,)),
+    ("laguna",): PreTokenizer((r"[^\n]+|\n+", _QWEN2)),
+    ("bailingmoe", "bailingmoe2", "llada-moe"): PreTokenizer((_BAILING,)),
+    ("exaone-moe",): PreTokenizer((_EXAONE_MOE,)),
+    ("kimi-k2",): PreTokenizer((KIMI_PATTERN,)),
+    ("afmoe",): PreTokenizer((_THREES, f"[{_ASIAN_SCRIPTS}]+", _DEEPSEEK3)),
+    ("cohere2moe", "tiny_aya"): PreTokenizer((_THREES_OF_WORDS, _GPT4O)),
     ("jais-2",): PreTokenizer((_JAIS2,)),
     ("seed-coder",): PreTokenizer((_SEED,)),
     ("youtu",): PreTokenizer((_YOUTU_SCRIPTS, _YOUTU), ignore_merges=True),
@@ -119,7 +145,7 @@ _PRE_TOKENIZERS = {
     ),
     ("deepseek-coder",): PreTokenizer(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
     ("tekken",): PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
-    ("gpt-4o", "llama4", "kanana2"): PreTokenizer((_GPT4O,)),
+    ("gpt-4o", "llama4", "kanana2", "minimax-m2"): PreTokenizer((_GPT4O,)),
 }
 PRE_TOKENIZERS = {name: rule for names, rule in _PRE_TOKENIZERS.items() for name in names}
 """Value of tokenizer.ggml.pre -> rule."""

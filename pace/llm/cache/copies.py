@@ -117,11 +117,11 @@ def take_room(cache: CacheManager, sequence: Sequence, extent: Extent) -> bool:
 def write_piece(cache: CacheManager, sequence: Sequence, piece: Piece, data: bytearray, num_tokens: int) -> None:
     """Writes a piece of a sequence of `num_tokens` computed positions to the room of `take_room`."""
     if piece.group == STATES:
-        _states(cache).write(sequence, torch.frombuffer(data, dtype=torch.uint8))
+        _states(cache).write(sequence, _tensor(data))
     elif piece.group == MARK:
         if not isinstance(cache.prefix, NoPrefixCache):
             place = num_tokens // BLOCK_SIZE * BLOCK_SIZE
-            _states(cache).mark(sequence, place, torch.frombuffer(data, dtype=torch.uint8))
+            _states(cache).mark(sequence, place, _tensor(data))
     else:
         contents = np.frombuffer(data, np.uint8).reshape(-1, piece.block_bytes)
         cache.pool.fill(_blocks(sequence, piece), contents)
@@ -138,6 +138,11 @@ def enter_room(cache: CacheManager, sequence: Sequence, num_tokens: int) -> None
             _states(cache).mark(sequence, num_tokens)
     sequence.num_computed = num_tokens
     cache.publish(sequence)
+
+
+def _tensor(data: bytearray) -> torch.Tensor:
+    """Views bytes, which may be none."""
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def _states(cache: CacheManager) -> StateCache:

@@ -197,7 +197,8 @@ class _WholeWrites:
         self._file = file
 
     def write(self, data: bytes | memoryview) -> None:
-        rest = memoryview(data).cast("B")
+        rest = memoryview(data)
+        rest = rest.cast("B") if rest.nbytes else rest[:0]  # Python does not cast views without elements
         while rest:
             rest = rest[self._file.write(rest) :]
 

@@ -136,6 +136,16 @@ _ALL = (
         signs=("<tool_call>", "<function=", "<parameter="),
         arguments=TaggedArguments(before="<parameter=", after=">", end="</parameter>", padding="\n"),
     ),
+    # MiniMax-M2: a section of calls, each argument between tags.
+    ToolFormat(
+        "minimax_m2",
+        '<invoke name="$NAME">\n$ARGS</invoke>',
+        trigger="<minimax:tool_call>",
+        signs=("<minimax:tool_call>", "<invoke name="),
+        opening="<minimax:tool_call>\n",
+        closing="\n</minimax:tool_call>",
+        arguments=TaggedArguments(before='<parameter name="', after='">', end="</parameter>"),
+    ),
     # Gemma 4: values without JSON's quotes.
     ToolFormat(
         "gemma4",

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pace.batch import BLOCK_SIZE
 from pace.llm.encoding.embedder import LOGITS, Pooling, TextTokens, What, check_texts, wait_for
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
@@ -58,7 +59,7 @@ class CausalEmbedder:
             check_texts(self, texts)
             rows = [RowCollector(self._ops, LAST) for _ in texts]
             ended = [replace(text, tokens=self._without_padding(text.tokens)) for text in texts]
-            return self._start(ended, rows, self.num_labels, lambda x: classifier(self._ops, x))
+            return self._start(ended, rows, self.num_labels, lambda x: classifier(self._ops, x), shares=True)
         if isinstance(what, str) or not what:
             raise ValueError(f"pooling must be a tuple of one or more names; got {what!r}")
         pooling = tuple(check_pooling(name) for name in what)
@@ -119,10 +120,10 @@ class CausalEmbedder:
     def _leaders(
         self, texts: Sequence[TextTokens], sequences: Sequence[EngineSequence], engine: Engine
     ) -> list[EngineSequence]:
-        """Returns the sequence that computes the common beginning, if there is one. The others wait for it, except
+        """Returns the sequence that computes the common beginning, if it fills a block. The others wait for it, except
         those whose length gives their tokens other angles."""
         num_shared = common_prefix([text.tokens for text in texts])
-        if len(texts) < 2 or not num_shared:
+        if len(texts) < 2 or num_shared < BLOCK_SIZE:
             return []
         regime = engine.model.rope_regime
         sharers = [sequence for sequence in sequences if regime(len(sequence.tokens)) == regime(num_shared + 1)]

@@ -55,9 +55,9 @@ def open_parts(options: LoadOptions, keeps_dtype: bool) -> Parts:
 
     def look(path: Path) -> Checkpoint:
         checkpoint = Checkpoint(path)
+        _settings_of(checkpoint)  # first, since a model of other modules may have no config.json
         if find_encoder(checkpoint.config) is None:
             read_config(checkpoint.config, embeds=True)
-        _settings_of(checkpoint)
         return checkpoint
 
     checkpoint = look(find_checkpoint(options.model_name_or_path, **options.hub, check=look))

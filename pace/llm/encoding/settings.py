@@ -46,6 +46,17 @@ OLD_POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Field of an older Pooling -> name, in the order of concatenation."""
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+ANSWERS = "text-generation"
+"""Task of a model that is asked for yes or no."""
+OUTPUTS = {
+    "feature-extraction": ("last_hidden_state", "token_embeddings"),
+    "sequence-classification": ("logits", "scores"),
+    ANSWERS: ("logits", "causal_logits"),
+}
+"""Task of a model -> what its forward pass returns, and the name of that for the next module."""
+OF_TOKENS = {"padding", "truncation", "max_length", "return_tensors", "tokenize", "return_dict"}
+"""Arguments of a chat template that are not its variables."""
 LOADING_FIELDS = {
     *("trust_remote_code", "torch_dtype", "dtype", "attn_implementation", "use_cache", "use_flash_attn"),
     *("add_pooling_layer", "low_cpu_mem_usage", "padding_side", "unpad_inputs", "use_memory_efficient_attention"),
@@ -76,6 +87,16 @@ AfterPooling = DenseSettings | Normalise
 
 
 @dataclass(frozen=True)
+class PairTemplate:
+    """How a chat template writes a query and a document."""
+
+    is_flat: bool = True
+    """True if the content of a message is a text, False for a list of parts."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the template."""
+
+
+@dataclass(frozen=True)
 class EncodingSettings:
     """What a checkpoint says about texts and vectors, next to its model."""
 
@@ -88,9 +109,17 @@ class EncodingSettings:
     answers: tuple[int, int | None] | None = None
     """Ids of the tokens whose logits are the score of a pair: the first less the second, if there is one."""
     asks: bool = False
-    """True if a classifier scores pairs in the prompt of `answers`."""
+    """True if a classifier scores pairs in the prompt of Qwen3-Reranker."""
+    pair_template: PairTemplate | None = None
+    """What writes the pairs of `answers`, in place of the prompt of Qwen3-Reranker."""
+    has_plain_pairs: bool = False
+    """True if pairs of `answers` are written as for a classifier."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    pair_prompt: str = ""
+    """Text before the first text of each pair of a cross-encoder; for a model that answers yes or no, its task."""
+    similarity: str = "cosine"
+    """One of `SIMILARITIES`: how vectors are compared."""
     truncate_dim: int | None = None
     """Dimensions of a vector, if fewer than the modules give."""
     max_length: int | None = None
@@ -138,11 +167,11 @@ def _read_modules(directory: Path) -> dict[str, Any]:
         if kind == "Transformer":
             if number or where:
                 raise NotImplementedError(f"{path}: the Transformer must be the first module, with an empty path")
-        elif kind == "Pooling" and not fields and not after:
+        elif number and kind == "Pooling" and not fields and not after:
             fields |= _read_pooling(folder / "config.json")
-        elif kind == "Dense":
+        elif number and kind == "Dense":
             after.append(_read_dense(folder))
-        elif kind == "Normalize":
+        elif number and kind == "Normalize":
             config = _read_fields(folder / "config.json", _IN_AND_OUT, optional=True)
             _check_in_and_out(folder / "config.json", config)
             after.append(Normalise())
@@ -241,10 +270,18 @@ def _read_prompts(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path}: default_prompt_name = {shown(default)} is none of the prompts ({', '.join(prompts) or 'none'})"
         )
+    similarity = config.get("similarity_fn_name") or SIMILARITIES[0]
+    if similarity not in SIMILARITIES:
+        raise NotImplementedError(
+            f"{path}: similarity_fn_name = {shown(similarity)} is not implemented; implemented: "
+            f"{', '.join(SIMILARITIES)}"
+        )
     size = config.get("truncate_dim")
     return {
         "prompts": {name: text or "" for name, text in prompts.items()},
         "default_prompt_name": default,
+        "pair_prompt": kind == "CrossEncoder" and prompts.get(default) or "",
+        "similarity": similarity,
         "truncate_dim": None if size is None else _count(path, "truncate_dim", size),
     }
 
@@ -261,25 +298,60 @@ def _read_texts(path: Path) -> dict[str, Any]:
     if not isinstance(default_task, str | None):
         raise ValueError(f"{path}: default_task must be the name of a task; got {shown(default_task)}")
     task = config.get("transformer_task", "feature-extraction")
-    tasks = ("feature-extraction", "sequence-classification", "text-generation")
-    if task not in tasks:
+    if task not in OUTPUTS:
         raise NotImplementedError(
-            f"{path}: transformer_task = {shown(task)} is not implemented; implemented: {', '.join(tasks)}"
+            f"{path}: transformer_task = {shown(task)} is not implemented; implemented: {', '.join(OUTPUTS)}"
         )
-    forms = config.get("modality_config")
-    if task != "text-generation":  # there, the pair is written as Qwen3-Reranker wants it
-        if config.get("processing_kwargs"):
-            raise NotImplementedError(
-                f"{path}: processing_kwargs = {shown(config['processing_kwargs'])} is not implemented"
-            )
-        if forms is not None and not (isinstance(forms, dict) and "text" in forms):
-            raise NotImplementedError(f'{path}: modality_config without "text" is not implemented; got {shown(forms)}')
+    forms = _read_forms(path, task, config)
     length = config.get("max_seq_length")
     return {
         "max_length": None if length is None else _count(path, "max_seq_length", length),
         "lower_case": _flag(path, "do_lower_case", config.get("do_lower_case") or False),
         "default_task": default_task,
+        **(_read_pair_form(path, forms, config) if task == ANSWERS else {}),
     }
+
+
+def _read_forms(path: Path, task: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `modality_config`. Raises NotImplementedError unless the next module gets what the model usually returns,
+    for texts as they are. For ANSWERS, a chat template may write them."""
+    output, name = OUTPUTS[task]
+    usual = {"method": "forward", "method_output_name": output}
+    if (given := config.get("module_output_name")) not in (None, name):
+        raise NotImplementedError(f'{path}: module_output_name = {shown(given)} is not implemented; "{name}" is')
+    forms = config.get("modality_config")
+    forms = {"text": usual} if forms is None else forms
+    if not isinstance(forms, dict) or not (forms.keys() & {"text", "message"}):
+        raise NotImplementedError(f'{path}: modality_config without "text" is not implemented; got {shown(forms)}')
+    for kind in forms.keys() & {"text", "message"}:
+        form = forms[kind]
+        if not isinstance(form, dict) or any(form.get(key) != value for key, value in usual.items()):
+            raise NotImplementedError(
+                f"{path}: modality_config[{shown(kind)}] = {shown(form)} is not implemented; {usual} is"
+            )
+    if task == ANSWERS:
+        return forms
+    if "message" in forms:
+        raise NotImplementedError(
+            f'{path}: modality_config with "message" is not implemented: it puts texts into a chat template; take it '
+            "out of the file to embed texts as they are"
+        )
+    if config.get("processing_kwargs"):
+        raise NotImplementedError(
+            f"{path}: processing_kwargs = {shown(config['processing_kwargs'])} is not implemented"
+        )
+    return forms
+
+
+def _read_pair_form(path: Path, forms: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `EncodingSettings` about the pairs of a model that answers."""
+    given = config.get("processing_kwargs") or {}
+    variables = given.get("chat_template") or {} if isinstance(given, dict) else None
+    if not isinstance(variables, dict) or given.keys() - {"chat_template"} or variables.keys() & OF_TOKENS:
+        raise NotImplementedError(f"{path}: processing_kwargs = {shown(given)} is not implemented")
+    if "message" not in forms:
+        return {"has_plain_pairs": True}
+    return {"pair_template": PairTemplate(forms["message"].get("format") != "structured", variables)}
 
 
 # -- fields ------------------------------------------------------------------------------------------------------------

@@ -30,9 +30,11 @@ class Job:
 
     def fill(self, indices: list[int], rows: Tensor) -> None:
         """Takes the rows of some of the texts. After the last ones, the future gets all."""
-        if self.rows is None:
-            self.rows = torch.empty(len(self.texts), rows.shape[1])
-        self.rows[indices] = rows
+        if len(self.texts) == 1:
+            self.rows = rows
+        else:
+            self.rows = torch.empty(len(self.texts), rows.shape[1]) if self.rows is None else self.rows
+            self.rows[indices] = rows
         self.num_done += len(indices)
         if self.num_done == len(self.texts) and self.future.set_running_or_notify_cancel():
             self.future.set_result(self.rows)
@@ -190,7 +192,7 @@ class TextQueue:
             indices.append(waiting.index)
             of_job.append(place)
         for job, (indices, of_job) in places.items():
-            job.fill(indices, rows[of_job])
+            job.fill(indices, rows if len(places) == 1 else rows[of_job])
 
     def _clear(self) -> None:
         self._by_age.clear()

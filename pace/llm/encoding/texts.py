@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tokenizers import Encoding
+from tokenizers import Encoding, normalizers
 from tokenizers import Tokenizer as Backend
 
 from pace.llm.encoding.embedder import TextTokens
@@ -30,8 +30,11 @@ class TextEncoder:
                 f"the tokenizer {type(tokenizer).__name__} has no tokenizer.json; give tokenizer_name_or_path, a "
                 "checkpoint that has one, or token ids instead of texts"
             )
-        self._backend = backend if isinstance(tokenizer, Tokenizer) else _copied(backend)
-        self._lower_case = lower_case
+        if lower_case or not isinstance(tokenizer, Tokenizer):
+            backend = _copied(backend, getattr(tokenizer, "split_special_tokens", False))
+        if lower_case:
+            backend.normalizer = _after_lower_case(backend.normalizer)
+        self._backend = backend
         self._direction = getattr(tokenizer, "truncation_side", "right")
         self._has_types = has_types and "token_type_ids" in tokenizer.model_input_names
         self.max_length = max_length
@@ -41,7 +44,7 @@ class TextEncoder:
         invalid Unicode, and for a text that is too long otherwise."""
         for index, text in enumerate(texts):
             check_text(text, f"text {index}")
-        return self._encode([self._lower(text) for text in texts], truncate)
+        return self._encode(list(texts), truncate)
 
     def pairs(self, pairs: Sequence[Pair], truncate: bool) -> list[TextTokens]:
         """Returns the tokens of each pair. With `truncate`, cuts the longer text of a pair first. Raises as
@@ -49,11 +52,7 @@ class TextEncoder:
         for index, (first, second) in enumerate(pairs):
             check_text(first, f"the first text of pair {index}")
             check_text(second, f"the second text of pair {index}")
-        return self._encode([(self._lower(first), self._lower(second)) for first, second in pairs], truncate)
-
-    def _lower(self, text: str) -> str:
-        """The text as sentence-transformers gives it to the tokenizer; special tokens in it become words."""
-        return text.lower() if self._lower_case else text
+        return self._encode(list(pairs), truncate)
 
     def _encode(self, inputs: list[str] | list[Pair], truncate: bool) -> list[TextTokens]:
         found = []
@@ -110,9 +109,16 @@ class TooLong(ValueError):
         self.length = length
 
 
-def _copied(backend: Backend) -> Backend:
+def _copied(backend: Backend, splits_special_tokens: bool) -> Backend:
     """A copy without the padding and truncation that the file may ask for."""
     copy = Backend.from_str(backend.to_str())
     copy.no_padding()
     copy.no_truncation()
+    copy.encode_special_tokens = splits_special_tokens
     return copy
+
+
+def _after_lower_case(normalizer: Any) -> Any:
+    """A normalizer that first turns texts into lower case, as sentence-transformers does. Special tokens stay."""
+    lower = normalizers.Lowercase()
+    return lower if normalizer is None else normalizers.Sequence([lower, normalizer])

@@ -167,7 +167,7 @@ class Engine:
             self.cache.plan(spans)
         batch = self.batches.build(spans, self.cache.kv)
         logits = run_model(self.model, batch, spans)
-        return self.sampler.sample(logits, spans, pending), batch.kept
+        return self.sampler.sample(logits, spans, pending, batch.largest), batch.kept
 
     def _advance(self, span: Span, tokens: list[int]) -> None:
         """Keeps the cache entries of accepted tokens and drops the rest. Appends `tokens` up to the one that stops the

@@ -220,6 +220,7 @@ class ModelConfig:
         "sliding_window": (None,),
         "use_sliding_window": (None, False),
         "layer_types": (None,),
+        "per_layer_config": (None, {}),
         "scoring_func": (None,),
         "topk_method": (None,),
         "n_group": (None, 0, 1),

@@ -15,8 +15,8 @@ from pace.llm.models.model_config import count
 from pace.llm.models.towers.siglip import Gemma3VisionConfig
 from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, limit_of, square
 from pace.llm.processors.settings import check_same
-from pace.media.images import image_size, load_rgb, open_source
-from pace.media.media import Layout, Media, MediaError, digest_of
+from pace.media.images import image_size
+from pace.media.media import Layout, Media, MediaError
 from pace.media.patches import normalised, resize
 from pace.naming import counted
 
@@ -59,9 +59,7 @@ class Gemma3ImageProcessor(ImageProcessor):
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes and resizes an image, as `MediaProcessor` says. The features are its pixels, float32
         `[1, 3, size, size]`."""
-        self._check(max_tokens)
-        image = load_rgb(open_source(source))
-        digest = digest_of(repr((self, image.size)), image.tobytes())
+        image, _, digest = self.decode(source, lambda *size: self._check(max_tokens))
         return Media(
             kind=self.kind,
             features=normalised(resize(image, self.size, self.size, self.resample)[None], self.table),

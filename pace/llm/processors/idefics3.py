@@ -15,8 +15,8 @@ import numpy as np
 from pace.llm.models.model_config import count, declared, flag
 from pace.llm.models.towers.idefics3 import Idefics3VisionConfig
 from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, limit_of
-from pace.media.images import image_size, load_rgb, open_source
-from pace.media.media import Layout, Media, MediaError, digest_of
+from pace.media.images import image_size
+from pace.media.media import Layout, Media, MediaError
 from pace.media.patches import cut_tiles, normalised, resize
 from pace.naming import counted
 
@@ -98,10 +98,8 @@ class Idefics3ImageProcessor(ImageProcessor):
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes, resizes and cuts an image, as `MediaProcessor` says. The features are float32 `[T, 3, S, S]`: the
         pixels of T tiles."""
-        opened = open_source(source)
-        tiling = self.tiling(*image_size(opened), max_tokens)
-        image, tile = load_rgb(opened), self.max_image_size
-        digest = digest_of(repr((self, image.size, tiling)), image.tobytes())
+        image, tiling, digest = self.decode(source, lambda *size: self.tiling(*size, max_tokens))
+        tile = self.max_image_size
         for height, width in tiling.sizes:
             image = image.resize((width, height), self.resample)
         levels = resize(image, tile, tile, self.resample)[None]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
 from pace.llm.models.model_config import count, declared, number, read_number
 from pace.llm.processors.settings import read_settings
+from pace.media.images import image_size, load_rgb, open_source
+from pace.media.media import digest_of
 from pace.media.patches import level_table
+
+Plan = TypeVar("Plan")
 
 ONLY: dict[str, tuple] = {
     "do_convert_rgb": (True,),
@@ -37,6 +42,18 @@ def limit_of(max_tokens: int | None) -> int:
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1; got {max_tokens}")
     return NO_LIMIT if max_tokens is None else max_tokens
+
+
+def nearest_grid(height: int, width: int, tile: int, grids: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The grid, columns and rows of tiles, whose aspect ratio is nearest to the image's; one tile if there is none. Of
+    grids of the same ratio, a later one counts if the image has more than half of its pixels."""
+    best, least = (1, 1), math.inf
+    for columns, rows in grids:
+        distance = abs(width / height - columns / rows)
+        is_filled = height * width > 0.5 * tile**2 * columns * rows
+        if distance < least or (distance == least and is_filled):
+            best, least = (columns, rows), distance
+    return best
 
 
 def backends(*names: str) -> dict[str, tuple]:
@@ -109,6 +126,14 @@ class ImageProcessor:
     def among(self, num_images: int) -> Any:
         """Returns the processor for each image of a prompt with this number of images, from 1 on."""
         return self
+
+    def decode(self, source: Any, plan: Callable[[int, int], Plan]) -> tuple[Any, Plan, bytes]:
+        """Decodes an image, after `plan(height, width)` has decided from its header what becomes of it. Returns the
+        image, the plan, and a digest of both and of these settings. Raises as `MediaProcessor.prepare`."""
+        opened = open_source(source)
+        planned = plan(*image_size(opened))
+        image = load_rgb(opened)
+        return image, planned, digest_of(repr((self, image.size, planned)), image.tobytes())
 
     @property
     def least_tokens(self) -> int:

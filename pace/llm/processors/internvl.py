@@ -6,6 +6,7 @@ image, stretched to one tile, unless the grid is a single tile."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -21,10 +22,11 @@ from pace.llm.processors.image_processor import (
     backends,
     channels,
     limit_of,
+    nearest_grid,
     square,
 )
-from pace.media.images import image_size, load_rgb, open_source
-from pace.media.media import Layout, Media, MediaError, digest_of
+from pace.media.images import image_size
+from pace.media.media import Layout, Media, MediaError
 from pace.media.patches import cut_tiles, normalised, resize
 from pace.naming import counted
 
@@ -77,10 +79,8 @@ class InternVLImageProcessor(ImageProcessor):
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes, resizes and cuts an image, as `MediaProcessor` says. The features are float32 `[T, 3, S, S]`: the
         pixels of T tiles."""
-        opened = open_source(source)
-        columns, rows = grid = self.grid(*image_size(opened), max_tokens)
-        image, tile = load_rgb(opened), self.size
-        digest = digest_of(repr((self, image.size, grid)), image.tobytes())
+        image, (columns, rows), digest = self.decode(source, lambda *size: self.grid(*size, max_tokens))
+        tile = self.size
         pixels = resize(image, rows * tile, columns * tile, self.resample)
         tiles = list(cut_tiles(pixels, tile))
         if len(tiles) > 1 and self.use_thumbnail:
@@ -116,7 +116,9 @@ class InternVLImageProcessor(ImageProcessor):
             )
         most = max(1, allowed - self.use_thumbnail)
         lowest, highest = min(self.min_patches, most), min(self.max_patches, most)
-        return nearest_grid(height, width, self.size, lowest, highest)
+        grids = [(columns, rows) for columns in range(1, highest + 1) for rows in range(1, highest // columns + 1)]
+        allowed = [grid for grid in sorted(grids, key=math.prod) if math.prod(grid) >= lowest]
+        return nearest_grid(height, width, self.size, allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,18 +140,3 @@ class InternVLChatImageProcessor(InternVLImageProcessor):
         lowest, highest = (lowest, highest) if fields.dynamic_image_size else (1, 1)
         tiled = replace(self, size=size, min_patches=lowest, max_patches=highest, use_thumbnail=fields.use_thumbnail)
         return super(InternVLChatImageProcessor, tiled).for_model(config)
-
-
-def nearest_grid(height: int, width: int, tile: int, lowest: int, highest: int) -> Grid:
-    """The grid of `lowest .. highest` tiles whose aspect ratio is nearest to the image's; one tile if there is none. Of
-    grids of the same ratio, a larger one counts if the image has more than half of its pixels."""
-    aspect, area = width / height, width * height
-    grids = [(columns, rows) for columns in range(1, highest + 1) for rows in range(1, highest // columns + 1)]
-    best, least = (1, 1), float("inf")
-    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-        if columns * rows < lowest:
-            continue
-        difference = abs(aspect - columns / rows)
-        if difference < least or (difference == least and area > 0.5 * tile * tile * columns * rows):
-            best, least = (columns, rows), difference
-    return best

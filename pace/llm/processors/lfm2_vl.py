@@ -14,10 +14,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from pace.llm.models.model_config import count, flag, number
-from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, limit_of
+from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, limit_of, nearest_grid
 from pace.llm.processors.settings import check_same
-from pace.media.images import image_size, load_rgb, open_source
-from pace.media.media import Layout, Media, MediaError, digest_of
+from pace.media.images import image_size
+from pace.media.media import Layout, Media, MediaError
 from pace.media.patches import cut_tiles, make_pixel_patches, resize
 from pace.naming import counted
 
@@ -123,10 +123,8 @@ class Lfm2VlImageProcessor(ImageProcessor):
 
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes, resizes and cuts an image, as `MediaProcessor` says."""
-        opened = open_source(source)
-        rows, columns, whole = tiling = self.tiling(*image_size(opened), max_tokens)
-        image, tile, patch = load_rgb(opened), self.tile_size, self.encoder_patch_size
-        digest = digest_of(repr((self, image.size, tiling)), image.tobytes())
+        image, tiling, digest = self.decode(source, lambda *size: self.tiling(*size, max_tokens))
+        (rows, columns, whole), tile, patch = tiling, self.tile_size, self.encoder_patch_size
         patches, grid, thumbnail = [], None, None
         if rows:
             tiles = cut_tiles(resize(image, rows * tile, columns * tile, self.resample), tile)
@@ -204,7 +202,7 @@ class Lfm2VlImageProcessor(ImageProcessor):
         whole = self.whole_size(height, width, most)
         if self.do_image_splitting and self.max_tiles > 1 and self._is_large(height, width):
             for max_tiles in range(self.max_tiles, self.min_tiles - 1, -1):
-                rows, columns = self._grid(height, width, max_tiles)
+                columns, rows = nearest_grid(height, width, self.tile_size, all_grids(self.min_tiles, max_tiles))
                 if rows * columns > 1:
                     yield Tiling(rows, columns, whole if self.use_thumbnail else None)
         yield Tiling(0, 0, whole)
@@ -228,17 +226,6 @@ class Lfm2VlImageProcessor(ImageProcessor):
             grow = math.sqrt(least / (height * width))
             sides = [math.ceil(side * grow / factor) * factor for side in (height, width)]
         return sides[0], sides[1]
-
-    def _grid(self, height: int, width: int, max_tiles: int) -> tuple[int, int]:
-        """Rows and columns of tiles whose aspect ratio is nearest to that of the image. Of equal ones, that with more
-        tiles counts if the image has more than half of its pixels."""
-        best, least = (1, 1), math.inf
-        for columns, rows in all_grids(self.min_tiles, max_tiles):
-            distance = abs(width / height - columns / rows)
-            is_filled = height * width > 0.5 * self.tile_size**2 * rows * columns
-            if distance < least or (distance == least and is_filled):
-                best, least = (rows, columns), distance
-        return best
 
 
 @lru_cache

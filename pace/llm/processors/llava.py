@@ -20,8 +20,8 @@ from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProce
 from pace.llm.processors.pixtral import PixtralImageProcessor
 from pace.llm.processors.settings import read_token
 from pace.media.containers import MAX_PIXELS
-from pace.media.images import image_size, load_rgb, open_source, pillow
-from pace.media.media import Layout, Media, MediaError, digest_of
+from pace.media.images import image_size, pillow
+from pace.media.media import Layout, Media, MediaError
 from pace.media.patches import normalised, resize
 from pace.naming import counted, shown
 
@@ -130,10 +130,7 @@ class LlavaImageProcessor(ImageProcessor):
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes, resizes and crops an image, as `MediaProcessor` says. The features are its pixels, float32
         `[1, 3, height, width]`."""
-        opened = open_source(source)
-        self._check(*image_size(opened), max_tokens)
-        image = load_rgb(opened)
-        digest = digest_of(repr((self, image.size)), image.tobytes())
+        image, _, digest = self.decode(source, lambda *size: self._check(*size, max_tokens))
         if self.do_pad:
             image = padded(image, tuple(int(mean * 255) for mean in self.image_mean))
         pixels = resize(image, *self._resized(image.height, image.width), self.resample)

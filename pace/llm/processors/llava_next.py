@@ -26,8 +26,8 @@ from pace.llm.models.towers.anyres import (
 from pace.llm.processors.image_processor import ONLY, backends, limit_of
 from pace.llm.processors.llava import LlavaImageProcessor, center_crop, sides
 from pace.llm.processors.settings import check_same
-from pace.media.images import image_size, load_rgb, open_source, pillow
-from pace.media.media import Layout, Media, MediaError, digest_of
+from pace.media.images import image_size, pillow
+from pace.media.media import Layout, Media, MediaError
 from pace.media.patches import cut_tiles, normalised, resize
 from pace.naming import counted, shown
 
@@ -81,10 +81,8 @@ class LlavaNextImageProcessor(LlavaImageProcessor):
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes, enlarges and cuts an image, as `MediaProcessor` says. The features are float32 `[T, 3, S, S]`: the
         pixels of T tiles."""
-        opened = open_source(source)
-        canvas = self.canvas(*image_size(opened), max_tokens)
-        image, side = load_rgb(opened), self.crop_size[0]
-        digest = digest_of(repr((self, image.size, canvas)), image.tobytes())
+        image, canvas, digest = self.decode(source, lambda *size: self.canvas(*size, max_tokens))
+        side = self.crop_size[0]
         tiles = [resize(image, *self.stretched, self.resample)]
         tiles += list(cut_tiles(self._enlarged(image, canvas.rows * side, canvas.columns * side), side))
         return Media(

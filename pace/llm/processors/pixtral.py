@@ -18,8 +18,8 @@ from pace.llm.models.towers.pixtral import PixtralVisionConfig, runs_of
 from pace.llm.models.towers.projector import Mistral3ProjectorConfig
 from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, channels, limit_of
 from pace.llm.processors.settings import read_token
-from pace.media.images import image_size, load_rgb, open_source
-from pace.media.media import Layout, Media, MediaError, digest_of
+from pace.media.images import image_size
+from pace.media.media import Layout, Media, MediaError
 from pace.media.patches import normalised, resize
 from pace.naming import counted
 
@@ -97,10 +97,7 @@ class PixtralImageProcessor(ImageProcessor):
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes and resizes an image, as `MediaProcessor` says. The features are its pixels, float32
         `[1, 3, height, width]`."""
-        opened = open_source(source)
-        height, width = self.target_size(*image_size(opened), max_tokens)
-        image = load_rgb(opened)
-        digest = digest_of(repr((self, image.size, height, width)), image.tobytes())
+        image, (height, width), digest = self.decode(source, lambda *size: self.target_size(*size, max_tokens))
         runs = runs_of(height // self.unit, width // self.unit)
         return Media(
             kind=self.kind,

@@ -15,8 +15,8 @@ import numpy as np
 from pace.llm.models.model_config import count
 from pace.llm.processors.image_processor import ONLY, WITHOUT_EFFECT, ImageProcessor, backends, channels, limit_of
 from pace.llm.processors.settings import check_same, read_settings
-from pace.media.images import image_size, load_rgb, open_source
-from pace.media.media import Layout, Media, MediaError, digest_of
+from pace.media.images import image_size
+from pace.media.media import Layout, Media, MediaError
 from pace.media.patches import make_patches, resize
 from pace.naming import counted, shown
 
@@ -88,14 +88,10 @@ class QwenImageProcessor(ImageProcessor):
 
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         """Decodes, resizes and cuts an image, as `MediaProcessor` says."""
-        opened = open_source(source)
-        size = self.target_size(*image_size(opened), max_tokens)
-        image = load_rgb(opened)
-        pixels = resize(image, *size, self.resample)
-        digest = digest_of(repr((self, image.size, size)), image.tobytes())
+        image, size, digest = self.decode(source, lambda *sides: self.target_size(*sides, max_tokens))
         return Media(
             kind=self.kind,
-            features=self.patches(pixels),
+            features=self.patches(resize(image, *size, self.resample)),
             grid=(1, size[0] // self.patch_size, size[1] // self.patch_size),
             num_tokens=self.tokens_of(size),
             digest=digest,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pace.batch import BLOCK_SIZE, ForwardBatch, GivenRows, KVBlocks, LayerBlocks, Spans
+from pace.batch import BLOCK_SIZE, NOT_FOUND, ForwardBatch, GivenRows, KVBlocks, LayerBlocks, Spans
 from pace.llm.sequence import Sequence, Span
 from pace.media.media import Media
 from pace.states import StateSlots, StateSpans
@@ -56,6 +56,7 @@ class BatchBuilder:
         shape = (len(spans), num_tokens, sum(rows), width)
         if shape != self._shape:
             self._allocate(*shape, kv)
+        self._largest.fill(NOT_FOUND)
         first = row = 0
         for index, (span, end, num_rows) in enumerate(zip(spans, ends, rows)):
             sequence, start = span.sequence, span.start
@@ -191,7 +192,7 @@ class BatchBuilder:
         """Allocates arrays, and a batch whose tensors share their memory."""
         self._shape = ()  # until all are allocated, which may fail
         self._tokens, self._positions, self._rope_lengths, self._slots = np.zeros((4, num_tokens), dtype=np.int64)
-        self._logit_rows = np.zeros(num_rows, dtype=np.int64)
+        self._logit_rows, self._largest = np.zeros((2, num_rows), dtype=np.int64)
         self._query_start = np.zeros(num_spans + 1, dtype=np.int32)
         self._kv_len = np.zeros(num_spans, dtype=np.int32)
         self._block_table = np.zeros((num_spans, width), dtype=np.int32)
@@ -222,6 +223,7 @@ class BatchBuilder:
             given=given,
             kept=torch.empty(num_tokens, self._kept_width) if self._kept_width else None,
             states=states,
+            largest=tensor(self._largest),
         )
         others = (
             replace(batch, spans=replace(batch.spans, block_table=tensor(table)), slots=tensor(slots))

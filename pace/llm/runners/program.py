@@ -95,7 +95,7 @@ class ProgramRunner(ModelRunner):
         recorded = self._recorded(batch)
         if recorded.stages and len(batch.logit_rows) < len(batch.tokens):
             return self._forward_in_stages(recorded.stages, batch)
-        return self._run(recorded.whole, batch)
+        return self._run(recorded.whole, batch, finds_largest=True)
 
     def _forward_in_stages(self, stages: list[Program], batch: ForwardBatch) -> Tensor:
         first, tail = stages
@@ -103,7 +103,7 @@ class ProgramRunner(ModelRunner):
         if not len(batch.logit_rows):
             return torch.empty(0, self.vocab_size)
         wanted, rows = batch.of_wanted_tokens(x)
-        logits = self._run(tail, wanted)
+        logits = self._run(tail, wanted, finds_largest=True)
         if batch.kept is not None:
             batch.kept[rows] = wanted.kept
         return logits
@@ -120,8 +120,8 @@ class ProgramRunner(ModelRunner):
     def logits(self, rows: Tensor, routing: Tensor | None = None) -> Tensor:
         return self.model.logits(self.adapted(self.model.ops, routing), rows)
 
-    def _run(self, program: Program, batch: ForwardBatch) -> Tensor:
-        found = program.run(batch, self.model.angles(batch))
+    def _run(self, program: Program, batch: ForwardBatch, finds_largest: bool = False) -> Tensor:
+        found = program.run(batch, self.model.angles(batch), finds_largest)
         self.num_steps[program] += 1
         return found
 

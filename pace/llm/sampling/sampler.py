@@ -11,12 +11,14 @@ from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pace.batch import NOT_FOUND
 from pace.llm.configs import SamplingConfig
 from pace.llm.constraints.mask_filler import NO_MASKS, MaskFiller, NoMasks, PendingMasks
 from pace.llm.sampling.logits import Processors
@@ -116,11 +118,17 @@ def draws(
     edits, and its number of log-probabilities."""
     return Draws(
         rows=torch.arange(len(rules)),
-        rules=np.array(rules, RULES_DTYPE),
+        rules=np.frombuffer(b"".join(map(_record_of, rules)), RULES_DTYPE),
         uniform=torch.tensor(places, dtype=torch.float64),
         edits=edits,
         num_top=None if num_top is None else torch.tensor(num_top),
     )
+
+
+@lru_cache
+def _record_of(rules: Rules) -> bytes:
+    """Returns the bytes of a `RULES_DTYPE`. numpy takes 20 times as long to make a record from a tuple."""
+    return np.array([rules], RULES_DTYPE).tobytes()
 
 
 def note(sequence: Sequence, number: int, logprob: TokenLogprob) -> None:
@@ -196,9 +204,15 @@ class Sampler:
         does."""
         return self._masks.prepare(spans)
 
-    def sample(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks = NO_MASKS) -> list[list[int]]:
+    def sample(
+        self,
+        logits: Tensor,
+        spans: list[Span],
+        pending: PendingMasks | NoMasks = NO_MASKS,
+        largest: Tensor | None = None,
+    ) -> list[list[int]]:
         """Returns the tokens accepted for each span. `logits [R, V]` holds the wanted rows of the spans, in order, and
-        may be changed.
+        may be changed. `largest`: that of the step (`ForwardBatch.largest`).
 
         A sequence fails without affecting others if its logits are not finite, its mask raises or allows nothing, or
         its strategy raises. Its `error` is then set and it gets no tokens.
@@ -206,14 +220,15 @@ class Sampler:
         if not logits.shape[0]:
             return [[] for _ in spans]
         failures = pending.wait()
-        drawn = self._draw(logits, spans, pending)
-        picked = (self.ops.argmax(logits) if drawn is None else drawn.tokens).tolist()
+        row_counts = [span.num_rows for span in spans]
+        drawn = self._draw(logits, spans, row_counts, pending)
+        lists = [tensor.tolist() for tensor in drawn] if drawn else [self._largest(logits, pending, largest)]
+        picked = lists[0]
         for row in failures:
             picked[row] = -1
         outcomes: list[list[int]] = [[] for _ in spans]
         row = 0
-        for index, span in enumerate(spans):
-            num_rows = span.num_rows
+        for index, (span, num_rows) in enumerate(zip(spans, row_counts)):
             if not num_rows:
                 continue
             if span.sequence.error is not None:
@@ -228,7 +243,7 @@ class Sampler:
                 else:
                     outcomes[index] = accept_drafts(own, span)
                     if strategy.plan.num_logprobs is not None:
-                        self._note(drawn, row, span.sequence, len(outcomes[index]))
+                        self._note(lists, row, span.sequence, len(outcomes[index]))
                 if strategy.is_unmasked and span.sequence.mask is not None and outcomes[index]:
                     first = row + num_rows - 1 - len(span.drafts) + span.num_certain
                     self._note_again(logits[first : row + num_rows], span.sequence, outcomes[index])
@@ -239,7 +254,9 @@ class Sampler:
             row += num_rows
         return outcomes
 
-    def _draw(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks) -> Drawn | None:
+    def _draw(
+        self, logits: Tensor, spans: list[Span], row_counts: list[int], pending: PendingMasks | NoMasks
+    ) -> Drawn | None:
         """Draws a token for each row, or takes the largest logit if nothing is drawn. The token is -1 if the row holds
         NaN or +inf, or no token is left. Returns None if only the largest are wanted: `argmax` finds those without
         rules, and any masks are then applied to `logits`."""
@@ -257,12 +274,12 @@ class Sampler:
         places: list[float] = []
         edits: list[list[Edits]] = []
         num_top: list[int] = []
-        for span, plan in zip(spans, plans):
-            plan, num_rows = plan or TAKE_LARGEST, span.num_rows
+        for span, plan, num_rows in zip(spans, plans, row_counts):
+            plan = plan or TAKE_LARGEST
             number = span.sequence.num_generated + span.num_certain
             rules += [plan.rules or LARGEST] * num_rows
             places += [uniform(plan.seed, number + row) if plan.rules else 0.0 for row in range(num_rows)]
-            edits += self._edits(span, plan)
+            edits += self._edits(span, plan, num_rows)
             num_top += [-1 if plan.num_logprobs is None else min(plan.num_logprobs, logits.shape[1])] * num_rows
         wanted = draws(rules, places, edits if any(edits) else None, num_top if max(num_top) >= 0 else None)
         if pending.bits is not None:
@@ -271,14 +288,20 @@ class Sampler:
             wanted = replace(wanted, masks=pending.bits, mask_rows=mask_rows)
         return self.ops.sample(logits, wanted)
 
-    def _edits(self, span: Span, plan: RowPlan) -> list[list[Edits]]:
+    def _largest(self, logits: Tensor, pending: PendingMasks | NoMasks, largest: Tensor | None) -> list[int]:
+        """Returns the index of the largest logit of each row after its mask; -1 as for `argmax`."""
+        if largest is not None and pending.bits is None and NOT_FOUND not in (found := largest.tolist()):
+            return found
+        return self.ops.argmax(logits).tolist()
+
+    def _edits(self, span: Span, plan: RowPlan, num_rows: int) -> list[list[Edits]]:
         """Returns the edits for each wanted row of a span. Its processors' errors fail only this sequence."""
-        if span.num_rows and plan.edits is not None:
+        if num_rows and plan.edits is not None:
             try:
                 return plan.edits(span)
             except Exception as error:
                 span.sequence.fail(error)
-        return [[] for _ in range(span.num_rows)]
+        return [[] for _ in range(num_rows)]
 
     def _masked(self, logits: Tensor, first: int, count: int, pending: PendingMasks | NoMasks) -> Tensor:
         """Returns some rows of the logits after their masks: a copy if any has a mask."""
@@ -295,13 +318,15 @@ class Sampler:
             return span.drafts[: span.num_certain]
         return span.sequence.strategy.choose(self.ops, logits, span)
 
-    def _note(self, drawn: Drawn, first: int, sequence: Sequence, count: int) -> None:
-        """Stores the log-probabilities of `count` accepted tokens, from row `first` on."""
+    def _note(self, drawn: list[Any], first: int, sequence: Sequence, count: int) -> None:
+        """Stores the log-probabilities of `count` accepted tokens, from row `first` on. `drawn` has the lists of a
+        `Drawn`."""
         num_top, number = sequence.strategy.num_logprobs, sequence.num_generated
-        for row in range(first, first + count):
-            top = zip(drawn.top_tokens[row, :num_top].tolist(), drawn.top_logprobs[row, :num_top].tolist())
-            logprob = TokenLogprob(int(drawn.tokens[row]), float(drawn.logprobs[row]), tuple(top))
-            note(sequence, number + row - first, logprob)
+        for row, (token, logprob, top_tokens, top_logprobs) in enumerate(
+            zip(*(values[first : first + count] for values in drawn))
+        ):
+            top = tuple(zip(top_tokens[:num_top], top_logprobs))
+            note(sequence, number + row, TokenLogprob(token, logprob, top))
 
     def _note_again(self, logits: Tensor, sequence: Sequence, tokens: list[int]) -> None:
         """Replaces the stored log-probabilities of accepted tokens by those under `logits [rows, V]`."""
@@ -384,10 +409,13 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
+_mix_of_seed = lru_cache(maxsize=1024)(mix)
+
+
 def uniform(seed: int, index: int) -> float:
     """Returns number `index` of the seed's stream, in [0, 1). It is computed from the two only: there is no state to
     keep or rewind."""
-    return (mix((mix((seed + 1) & _MASK) + (index + 1) * 0x9E3779B97F4A7C15) & _MASK) >> 11) * 2.0**-53
+    return (mix((_mix_of_seed((seed + 1) & _MASK) + (index + 1) * 0x9E3779B97F4A7C15) & _MASK) >> 11) * 2.0**-53
 
 
 def draw(probabilities: Tensor, threshold: float) -> int:

@@ -105,7 +105,7 @@ class Detokenizer:
         if self.rules.hidden:
             shown = [token for token in tokens if token not in self.rules.hidden]
         num_pushed = state.num_pushed + len(tokens)
-        return state._replace(tokens=[*state.tokens, *shown], num_pushed=num_pushed)
+        return _Followed(state.text, [*state.tokens, *shown], state.num_given, num_pushed, state.left)
 
     def _give(self, held: _Followed, text: str) -> str:
         """Returns the new piece of `text`, the text of all tokens held back, and updates the state."""

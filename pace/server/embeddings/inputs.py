@@ -76,12 +76,13 @@ def _text_of(entry: Any, place: str) -> str:
 
 
 def _read_object(value: dict[str, Any], place: str) -> str:
-    """Reads llama.cpp's objects: `prompt_string`, or `content` with parts."""
-    if set(value) == {"prompt_string"}:
-        return _text_of(value["prompt_string"], f"{place}.prompt_string")
+    """Reads Jina's objects, with `text`, and llama.cpp's: `prompt_string`, or `content` with parts."""
+    for name in ("text", "prompt_string"):
+        if set(value) == {name}:
+            return _text_of(value[name], f"{place}.{name}")
     parts = value.get("content")
     if set(value) != {"content"} or not isinstance(parts, list):
-        raise invalid(place, "must be a text, token ids, or an object with prompt_string, or with content: [parts]")
+        raise invalid(place, "must be a text, token ids, or an object with text, prompt_string, or content: [parts]")
     texts = []
     for index, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +61,6 @@ class EmbeddingService(ModelService):
         self._texts: TextReader | None = None
         self._reading = asyncio.Lock()
         """Held while texts are read, so that one worker is left for other models."""
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._described: dict[str, Any] = {}
         """Members of its entry in `/v1/models`; empty before the first load."""
         self._metrics = EncodingMetrics(
@@ -189,27 +187,13 @@ class EmbeddingService(ModelService):
         self.check_priority(job.priority)
         self._check(job, model)
         begin = time.perf_counter()
-        with self._cancellable(), self.admission.request(key):
+        with self.cancellable(), self.admission.request(key):
             texts = [replace(text, cache_salt=salt) for text in await self._read(job)]
             num_tokens = [len(text.tokens) for text in texts]
             async with self.admission.rows(min(len(texts), MAX_ROWS), sum(num_tokens), job.priority):
                 values = await self._compute(job, model, texts)
         self._metrics.ended(num_tokens, time.perf_counter() - begin)
         return Encoded(values, num_tokens)
-
-    @contextmanager
-    def _cancellable(self) -> Iterator[None]:
-        """Lets `drain` cancel the block, which then raises ApiError 503."""
-        task = asyncio.current_task()
-        self._tasks.add(task)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if self.status == "draining" and not task.uncancel():
-                raise self.not_ready() from None
-            raise
-        finally:
-            self._tasks.discard(task)
 
     def _check(self, job: EncodingJob, model: EmbeddingModel) -> None:
         """Raises ApiError if the model cannot do what a job asks for."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from pace.llm.engine.driver import StepDriver
@@ -48,6 +50,8 @@ class ModelService:
         self.max_length: int | None = None
         """Maximum number of tokens of a sequence; None until the model was loaded once."""
         self.adapters = ServedAdapters(options)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        """Tasks that `drain` cancels."""
         self._turns: AbstractContextManager[None] = NO_TURNS
 
     def use_turns(self, turns: AbstractContextManager[None]) -> None:
@@ -97,6 +101,20 @@ class ModelService:
         if priority and not self.options.allow_priority:
             message = "priority is disabled here (start the server with --allow-priority); leave it out, or send 0"
             raise ApiError(400, message, param="priority")
+
+    @contextmanager
+    def cancellable(self) -> Iterator[None]:
+        """Lets `drain` cancel the block, which then raises ApiError 503."""
+        task = asyncio.current_task()
+        self._tasks.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.status == "draining" and not task.uncancel():
+                raise self.not_ready() from None
+            raise
+        finally:
+            self._tasks.discard(task)
 
     async def work(self, function: Any, *arguments: Any) -> Any:
         """Returns the result of `function`, run by a worker."""

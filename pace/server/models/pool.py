@@ -8,8 +8,8 @@ import logging
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,8 @@ class ModelPool:
         """Threads that load or unload: one, or more after a drain, which does not wait for them."""
         self._slots = [Slot(model, entry) for model, entry in zip(models, options.entries, strict=True)]
         self._changes = asyncio.Lock()
+        self._new_names: set[str] = set()
+        """Names of adapters that are being loaded."""
         if len(models) > 1:
             turns = StepTurns()
             for model in models:
@@ -113,6 +115,18 @@ class ModelPool:
         if self.options.any_model_name:
             return self._slots[0]
         raise not_served(name, self.names)
+
+    @contextmanager
+    def new_name(self, name: str) -> Iterator[None]:
+        """Keeps a name for an adapter that the block loads. Raises ApiError 409 if a model or an adapter has it."""
+        if name in self._new_names or name in self.names:
+            message = f"the name {name!r} is taken by a model or an adapter"
+            raise ApiError(409, message, param="name", code="name_taken")
+        self._new_names.add(name)
+        try:
+            yield
+        finally:
+            self._new_names.discard(name)
 
     def described(self, name: str, model: HostedModel) -> dict[str, Any]:
         """Returns the entry of `/v1/models` for one name of a model."""

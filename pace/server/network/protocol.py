@@ -24,6 +24,7 @@ from pace.server.limits import Limits
 from pace.server.network.access_log import Access
 from pace.server.network.half_closed import close_when_gone
 from pace.server.network.refusals import answer, id_headers, request_id
+from pace.server.network.sending import plain_socket, write
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """Interim response that HTTP/1.1 clients ignore. The system of a client that has gone answers it with a reset."""
@@ -41,7 +42,11 @@ class AnswerTransport:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._socket = plain_socket(connection.transport)
         self.close = connection.close_after_answer
+
+    def write(self, data: bytes) -> None:
+        write(self._connection.transport, self._socket, data)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection.transport, name)

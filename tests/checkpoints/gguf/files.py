@@ -90,18 +90,21 @@ def write_gguf(
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             data = data + 1
         if part and architecture in PERMUTED:
-            data = (
-                permute(
-                    torch.from_numpy(data), config["num_attention_heads" if part[1] == "q" else "num_key_value_heads"]
-                )
-                .contiguous()
-                .numpy()
-            )
+            heads = config["num_attention_heads" if part[1] == "q" else "num_key_value_heads"]
+            data = permute(torch.from_numpy(data), heads).contiguous().numpy()
         writer.add_tensor(names(name), data, raw_dtype=kind)
     for name, factors in rope.items():
         writer.add_tensor(name, factors)
     finish(writer)
     return rearranged(held, config, back=True)
+
+
+def add_stored(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: str, as_floats: bool = False) -> None:
+    """Adds a tensor in a type of ggml. With `as_floats`, its values in that type become float32."""
+    data, values = stored(tensor.float().contiguous(), Kind[kind])
+    if as_floats:
+        data, kind = values.contiguous().numpy(), "F32"
+    writer.add_tensor(name, data, raw_dtype=Kind[kind])
 
 
 def finish(writer: gguf.GGUFWriter) -> None:

@@ -21,7 +21,8 @@ from pace.ops.blocks import BlockRows, WeightLayout
 from tests.checkpoints.gguf import latent_files, mixture_files
 from tests.checkpoints.gguf.files import ARCHITECTURES, load, write_gguf
 from tests.llm.models.parts import representative
-from tests.llm.models.variants import IDS, VARIANTS, mrope, save_tiny
+from tests.llm.models.rotations import mrope
+from tests.llm.models.variants import IDS, VARIANTS, save_tiny
 from tests.llm.models.visit import TOLERANCE, oracle, relative_error
 from tests.plugins.tiers import sample
 from tests.support import prefill

@@ -126,6 +126,13 @@ PIECES = {
     "seed-coder": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "youtu": "I'd| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "hunyuan-dense": "I|'d| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
+    "glm4": "I|'d| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
+    "laguna": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
+    "bailingmoe2": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
+    "exaone-moe": "I|'d| pay| $|1|2|3|4|5| for the HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
+    "kimi-k2": "I'd| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
+    "afmoe": "I|'d| pay| $|12|345| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
+    "cohere2moe": "I'd| pay| $|12|345| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "deepseek-llm": "I|'|d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.|g|.| |1|.|5|kg|\n|\n| | now|!",
     "deepseek-coder": "I|'|d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.|g|.| |1|.|5|kg|\n|\n| | now|!",
     "tekken": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
@@ -160,6 +167,24 @@ def test_marks_of_scripts_are_letters_for_qwen35(tmp_path):
         before = as_file(tmp_path / "t.gguf", byte_level(), name).backend_tokenizer.pre_tokenizer
         found = before.pre_tokenize_str("नमस्ते")
         assert ["नमस्ते"[start:stop] for _, (start, stop) in found] == pieces
+
+
+CUTS = {
+    "kimi-k2": ("Don'T x漢字ab 世界 Éa", "Don'T| x|漢字|ab| |世界| Éa"),
+    "afmoe": ("1234567 ok漢字한국 é!", "1|234|567| ok|漢字한국| é|!"),
+    "cohere2moe": ("1234567 x1234 12a", "1|234|567| x|1|234| |12|a"),
+    "laguna": ("a \n\n b", "a| |\n\n| b"),
+    "bailingmoe2": ("It'S a\n \n b", "It|'S| a|\n \n| b"),
+    "exaone-moe": ("a bc d,/\n x", "a bc d|,/\n| x"),
+}
+"""Texts and their pieces, in which these rules differ from others."""
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_what_single_rules_cut_otherwise(tmp_path, name):
+    text, pieces = CUTS[name]
+    before = as_file(tmp_path / "t.gguf", byte_level(), name).backend_tokenizer.pre_tokenizer
+    assert "|".join(text[start:stop] for _, (start, stop) in before.pre_tokenize_str(text)) == pieces
 
 
 def test_deepseeks_first_rule_knows_scripts(tmp_path):

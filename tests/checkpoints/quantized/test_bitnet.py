@@ -22,6 +22,7 @@ from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
 from pace.ops import reference
 from tests.checkpoints.quantized.models import save_quantized
+from tests.editing import change_json, edit_tensors
 from tests.llm.models.variants import save_tiny
 
 FORMS = {
@@ -57,11 +58,9 @@ def ternary_state(state: dict[str, torch.Tensor], form: str) -> dict[str, torch.
 def save_form(folder, form, **fields):
     """Writes a checkpoint, and returns transformers' model with the same weights."""
     theirs = save_tiny(folder, "bitnet", fields)
-    state = ternary_state(load_file(folder / "model.safetensors"), form)
-    save_file(state, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "bitnet", **FORMS[form]}
-    (folder / "config.json").write_text(json.dumps(config))
+    with edit_tensors(folder) as state:
+        state |= ternary_state(state, form)
+    change_json(folder / "config.json", quantization_config={"quant_method": "bitnet", **FORMS[form]})
     theirs = replace_with_bitnet_linear(theirs, ["lm_head"], BitNetQuantConfig(**FORMS[form]))
     for name, module in theirs.named_modules():
         if isinstance(module, (BitLinear, AutoBitLinear)):
@@ -186,7 +185,7 @@ def test_what_is_damaged_is_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             matrices(tmp_path / "floats").read(name)
     save_form(tmp_path / "zero", "bitlinear")
-    state = load_file(tmp_path / "zero" / "model.safetensors")
-    save_file(state | {f"{name}_scale": torch.zeros(1)}, tmp_path / "zero" / "model.safetensors")
+    with edit_tensors(tmp_path / "zero") as state:
+        state[f"{name}_scale"] = torch.zeros(1)
     with pytest.raises(ValueError, match="holds inf"):
         matrices(tmp_path / "zero").read(name)

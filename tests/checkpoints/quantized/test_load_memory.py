@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from benchmarks.load import measure, write_checkpoint
+from tests.editing import change_json, edit_tensors
 
 # A matrix of 11 million weights in each layer: the largest of a model with 1 billion. Embedding and head are small.
 SIZES = {
@@ -75,12 +73,11 @@ def test_peak_memory_is_the_quantised_weights_and_little_more(kind, tmp_path):
     quantization, pack = KINDS[kind]
     folder = tmp_path / "model"
     write_checkpoint(folder, torch.bfloat16, "safetensors", **SIZES)
-    state = load_file(folder / "model.safetensors")
-    for name in [name for name in state if name.endswith("_proj.weight")]:
-        state |= {name.removesuffix("weight") + part: tensor for part, tensor in pack(*state.pop(name).shape).items()}
-    save_file(state, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    with edit_tensors(folder) as state:
+        for name in [name for name in state if name.endswith("_proj.weight")]:
+            packed = pack(*state.pop(name).shape)
+            state |= {name.removesuffix("weight") + part: tensor for part, tensor in packed.items()}
+    change_json(folder / "config.json", quantization_config=quantization)
     row = measure(folder, "bfloat16", num_threads=2)
     above_start = row["peak_bytes"] - row["start_bytes"]
     assert above_start <= 1.1 * row["weights_bytes"] + OVERHEAD_BYTES, row

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.loading.load import load_model
@@ -17,6 +17,7 @@ from pace.llm.loading.repository import needed_files
 from pace.ops.weight_layout import WeightLayout
 from tests.checkpoints.quantized import packers
 from tests.checkpoints.quantized.models import KINDS, save_quantized
+from tests.editing import edit_tensors
 from tests.plugins.tiers import sample
 
 FIELDS = {
@@ -122,11 +123,9 @@ def test_modules_that_are_not_quantised_stay_floats(tmp_path):
         config["quantization_config"]["dynamic"] = {r"-:model\.layers\.0\.self_attn\.k_proj": {}}
 
     folder = save_quantized(tmp_path, "gptq", change=change)
-    floats = load_file(tmp_path / "floats" / "model.safetensors")
-    floats["model.layers.0.self_attn.k_proj.weight"] = load_file(folder / "model.safetensors")[
-        "model.layers.0.self_attn.k_proj.weight"
-    ]
-    save_file(floats, tmp_path / "floats" / "model.safetensors")
+    name = "model.layers.0.self_attn.k_proj.weight"
+    with edit_tensors(tmp_path / "floats") as floats:
+        floats[name] = load_file(folder / "model.safetensors")[name]
     with load(folder) as model, load(tmp_path / "floats") as oracle:
         assert torch.allclose(logits(model), logits(oracle), rtol=1e-4, atol=1e-4)
     assert matrices(folder)["model.layers.0.self_attn.q_proj"].plan.layouts.keys() == {

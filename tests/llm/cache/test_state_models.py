@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pace.llm import SamplingConfig
-from pace.llm.clients.session import Session
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.runners import make_runner
@@ -14,8 +12,7 @@ from pace.llm.speculation.draft_length import FixedLength
 from pace.llm.speculation.drafter import SpeculativeDrafter
 from pace.llm.speculation.prompt_lookup import PromptLookup
 from pace.ops import native
-from tests.llm.cache.test_window_models import text
-from tests.llm.generators import check_idle
+from tests.llm.cache.test_window_models import check_competition, check_sessions, text
 from tests.llm.models.variants import save_tiny
 from tests.plugins.tiers import sample
 from tests.support import load_model
@@ -44,50 +41,15 @@ def generator(folder, backend="native", num_blocks=400, num_slots=60, drafter=No
 
 def test_logits_of_sessions_that_grow_are_cut_back_and_forked(checkpoint) -> None:
     generators = [generator(checkpoint, **options) for options in ({}, {"prefix_cache_bytes": None})]
-    sessions = [Session(each.driver) for each in generators]
-
-    def same(rows: list[torch.Tensor]) -> None:
-        assert torch.equal(*rows) and rows[0].isfinite().all()
-
-    same([session.append(text(110), 70) for session in sessions])
-    for token in text(6, 2):
-        same([session.append([token]) for session in sessions])
-    for length in (112, 105, 64, 50):
-        for session in sessions:
-            session.truncate(length)
-        twins = [session.fork() for session in sessions]
-        same([session.append(text(40, length), "all") for session in sessions])
-        same([twin.append(text(9, length + 1), "all") for twin in twins])
-        for twin in twins:
-            twin.close()
-    for session, each in zip(sessions, generators):
-        session.close()
-        check_idle(each, used_bytes=None)
+    check_sessions(generators, 110, 70, (112, 105, 64, 50), used_bytes=None)
 
 
 def test_texts_that_compete_for_slots(checkpoint) -> None:
-    """Greedy, sampled and beam search texts are preempted, drafted for and reused. One of the small pools runs op by
-    op, with the same bits as the program."""
+    """One of the small pools runs op by op, with the same bits as the program."""
     prompts = [text(length, length) for length in (90, 17)] + [text(90, 90)[:70] + text(9), text(4) * 12]
-    configs = [
-        SamplingConfig(max_new_tokens=20, ignore_eos=True, logprobs=1),
-        SamplingConfig(max_new_tokens=12, ignore_eos=True, do_sample=True, seed=3, num_return_sequences=3, logprobs=1),
-        SamplingConfig(max_new_tokens=9, ignore_eos=True, num_beams=3, num_return_sequences=2),
-    ]
-    plain = generator(checkpoint)
     drafter = SpeculativeDrafter(PromptLookup(1, 3), FixedLength(MAX_DRAFTS), MAX_DRAFTS)
     small = [
         generator(checkpoint, "native", 40, 3, prefix_cache_bytes=0, drafter=drafter),
         generator(checkpoint, "native-eager", 40, 9, prefix_cache_bytes=None),
     ]
-    num_preemptions = num_reused = num_accepted = 0
-    for config in configs:
-        expected = plain.generate(prompts, config)
-        for each in small:
-            out = each.generate(prompts, config)
-            assert out.generated_token_ids == expected.generated_token_ids and out.logprobs == expected.logprobs
-            num_preemptions += out.metrics.num_preemptions
-            num_reused += out.metrics.num_reused_tokens
-            num_accepted += out.metrics.num_accepted_tokens
-            check_idle(each, used_bytes=None)
-    assert num_preemptions and num_reused and num_accepted
+    check_competition(generator(checkpoint), small, prompts, (20, 12, 9), used_bytes=None)

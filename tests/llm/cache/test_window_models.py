@@ -3,6 +3,7 @@ with a cache that keeps every position."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -72,58 +73,77 @@ def most_needed(folder, length: int) -> int:
     return sum(whole if group.window is None else min(whole, most_kept(group.window, STEP)) for group in spec.groups)
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_logits_of_sessions_that_grow_are_cut_back_and_forked(checkpoint, kv_dtype) -> None:
-    """Prefills in chunks, adds single tokens, and truncates by a few tokens and by many. Also with a prefix cache."""
-    generators = [generator(checkpoint, kv_dtype, **options) for options in (KEPT, {"prefix_cache_bytes": None}, {})]
+def check_sessions(
+    generators: list[Generator], length: int, num_logits: int, cuts: Sequence[int], used_bytes: int | None = 0
+) -> None:
+    """Sessions of generators with different caches have the same logits. They prefill a text of this length in chunks,
+    add single tokens, and then for each of `cuts` truncate, fork and go on."""
     sessions = [Session(each.driver) for each in generators]
 
     def same(rows: list[torch.Tensor]) -> None:
         assert all(torch.equal(rows[0], row) for row in rows[1:]) and rows[0].isfinite().all()
 
-    same([session.append(text(290), 170) for session in sessions])
+    same([session.append(text(length), num_logits) for session in sessions])
     for token in text(6, 2):
         same([session.append([token]) for session in sessions])
-    for length in (292, 285, 150, 33):
+    for cut in cuts:
         for session in sessions:
-            session.truncate(length)
+            session.truncate(cut)
         twins = [session.fork() for session in sessions]
-        same([session.append(text(40, length), "all") for session in sessions])
-        same([twin.append(text(9, length + 1), "all") for twin in twins])
+        same([session.append(text(40, cut), "all") for session in sessions])
+        same([twin.append(text(9, cut + 1), "all") for twin in twins])
         for twin in twins:
             twin.close()
     for session, each in zip(sessions, generators):
         session.close()
-        check_idle(each)
+        check_idle(each, used_bytes)
 
 
-def test_texts_that_compete_for_a_small_pool(checkpoint) -> None:
-    """Greedy, sampled and beam search texts are preempted, drafted for and reused. One of the small pools runs op by
-    op, with the same bits as the program."""
-    prompts = [text(length, length) for length in (150, 90, 170, 17)] + [text(150, 150)[:120] + text(9)]
-    configs = [
-        SamplingConfig(max_new_tokens=30, ignore_eos=True, logprobs=1),
-        SamplingConfig(max_new_tokens=20, ignore_eos=True, do_sample=True, seed=3, num_return_sequences=3, logprobs=1),
-        SamplingConfig(max_new_tokens=17, ignore_eos=True, num_beams=3, num_return_sequences=2),
-    ]
-    kept = generator(checkpoint, **KEPT)
-    blocks = most_needed(checkpoint, 220) + 6
-    drafter = SpeculativeDrafter(PromptLookup(1, 3), FixedLength(5), 5)
-    small = [
-        generator(checkpoint, backend=backend, blocks=blocks, prefix_cache_bytes=prefix, drafter=drafts)
-        for backend, prefix, drafts in (("native", 0, drafter), ("native-eager", None, None))
-    ]
+def check_competition(
+    plain: Generator,
+    small: list[Generator],
+    prompts: list[list[int]],
+    lengths: tuple[int, int, int],
+    used_bytes: int | None = 0,
+) -> None:
+    """Greedy, sampled and beam search texts of these lengths are the same with small caches, where they are preempted,
+    drafted for and reused."""
+    greedy, sampled, beams = lengths
+    ends = {"ignore_eos": True, "logprobs": 1}
     num_preemptions = num_reused = num_accepted = 0
-    for config in configs:
-        expected = kept.generate(prompts, config)
+    for config in (
+        SamplingConfig(max_new_tokens=greedy, **ends),
+        SamplingConfig(max_new_tokens=sampled, **ends, do_sample=True, seed=3, num_return_sequences=3),
+        SamplingConfig(max_new_tokens=beams, ignore_eos=True, num_beams=3, num_return_sequences=2),
+    ):
+        expected = plain.generate(prompts, config)
         for each in small:
             out = each.generate(prompts, config)
             assert out.generated_token_ids == expected.generated_token_ids and out.logprobs == expected.logprobs
             num_preemptions += out.metrics.num_preemptions
             num_reused += out.metrics.num_reused_tokens
             num_accepted += out.metrics.num_accepted_tokens
-            check_idle(each)
+            check_idle(each, used_bytes)
     assert num_preemptions and num_reused and num_accepted
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_logits_of_sessions_that_grow_are_cut_back_and_forked(checkpoint, kv_dtype) -> None:
+    """They are truncated by a few tokens and by many. Also with a prefix cache."""
+    generators = [generator(checkpoint, kv_dtype, **options) for options in (KEPT, {"prefix_cache_bytes": None}, {})]
+    check_sessions(generators, 290, 170, (292, 285, 150, 33))
+
+
+def test_texts_that_compete_for_a_small_pool(checkpoint) -> None:
+    """One of the small pools runs op by op, with the same bits as the program."""
+    prompts = [text(length, length) for length in (150, 90, 170, 17)] + [text(150, 150)[:120] + text(9)]
+    blocks = most_needed(checkpoint, 220) + 6
+    drafter = SpeculativeDrafter(PromptLookup(1, 3), FixedLength(5), 5)
+    small = [
+        generator(checkpoint, backend=backend, blocks=blocks, prefix_cache_bytes=prefix, drafter=drafts)
+        for backend, prefix, drafts in (("native", 0, drafter), ("native-eager", None, None))
+    ]
+    check_competition(generator(checkpoint, **KEPT), small, prompts, (30, 20, 17))
 
 
 def test_a_long_text_takes_less_memory(checkpoint) -> None:

@@ -306,6 +306,7 @@ FRAGMENTS = {
     "chatglm3": "[gMASK]sop ```python\\ntool_call(",
     "seed": "<seed:tool_call>\n<function=f>\n<parameter=p>v</parameter>",
     "qwen_coder": "{{- '\\n<tool_call>\\n<function=' + name + '>\\n' }}{{- '<parameter=' + key + '>\\n' }}",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="k">v</parameter>\n</invoke>',
     "gemma4": "{{- '<|tool_call>call:' + function['name'] + '{' -}}{{- '}<tool_call|>' -}}",
     "functionary": "start_tag = <function=example_function_name>{}</function>",
     "phi4_mini": "'<|tool|>' + message['tools'] + '<|/tool|>'",

@@ -112,7 +112,8 @@ def assert_found(checkpoint, family: str, backends: str | list[str], fields: dic
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_text_that_grows_to_where_the_angles_change(tmp_path, backend: str) -> None:
     """Phi-3 with longrope recomputes all tokens at that length, also in transformers."""
-    from tests.llm.models.variants import longrope, rope, save_tiny
+    from tests.llm.models.rotations import longrope, rope
+    from tests.llm.models.variants import save_tiny
 
     model = save_tiny(tmp_path, "phi3", rope(longrope(4), original_max_position_embeddings=16))
     fields = dict(num_beams=3, num_return_sequences=3, max_new_tokens=12, eos_token_id=3)

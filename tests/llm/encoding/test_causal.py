@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from pace.llm import LLMModel
+from pace.llm import EmbeddingModel, LLMModel
 from pace.llm.encoding.causal import common_prefix
 from pace.llm.encoding.embedder import LOGITS, TextTokens
 from tests.llm.encoding.checkpoints import save_causal
@@ -52,9 +53,8 @@ def oracle_rows(oracle, text: TextTokens) -> torch.Tensor:
 class Counted:
     """Counts the tokens and the rows of logits that an engine computes."""
 
-    def __init__(self, model: LLMModel, monkeypatch: pytest.MonkeyPatch):
+    def __init__(self, runner: Any, monkeypatch: pytest.MonkeyPatch):
         self.tokens = self.heads = 0
-        runner = model.generator.engine.model
         forward, rows, logits = runner.forward, runner.final_rows, runner.logits
 
         def counting(call, has_head):
@@ -114,7 +114,7 @@ def test_texts_run_in_the_steps_of_generations_without_the_head(model, embedder,
     prompts = [list(text.tokens) for text in texts[:3]]
     rows = embedder.rows(texts, LAST)
     expected = model.generate(prompts, max_new_tokens=24, do_sample=False, ignore_eos=True).generated_token_ids
-    counted = Counted(model, monkeypatch)
+    counted = Counted(model.generator.engine.model, monkeypatch)
     assert torch.equal(embedder.rows(texts, LAST), rows) and counted.heads == 0
     requests = [model.add_request(prompt, max_new_tokens=24, do_sample=False, ignore_eos=True) for prompt in prompts]
     while not any(request.done for request in requests):
@@ -130,7 +130,7 @@ def test_a_common_beginning_is_computed_once(saved, monkeypatch):
     for options in ({}, {"prefix_cache_bytes": 0}, {"kv_cache_type": "bmc"}):
         with LLMModel(saved[0], dtype="float32", progress=False, kv_cache_bytes="64MiB", **options) as model:
             embedder = model.embedding_model.embedder
-            counted = Counted(model, monkeypatch)
+            counted = Counted(model.generator.engine.model, monkeypatch)
             together = embedder.submit_answers(texts, (1, 2)).result(60)
             assert counted.tokens == 150 + 1 + 20 * 10
             assert counted.heads == 20
@@ -139,10 +139,25 @@ def test_a_common_beginning_is_computed_once(saved, monkeypatch):
             model.generator.driver.call(lambda engine: engine.check_idle()).result(60)
 
 
+def test_a_classifier_computes_a_common_beginning_once(tmp_path, monkeypatch):
+    save_causal(tmp_path, "Qwen3ForSequenceClassification", num_labels=1)
+    random = np.random.default_rng(6)
+    start, ends = random.integers(0, 200, 50).tolist(), random.integers(0, 200, (8, 5)).tolist()
+    with EmbeddingModel(tmp_path, progress=False, prefix_cache_bytes=0, kv_cache_bytes="64MiB") as model:
+        counted = Counted(model.embedder.driver.engine.model, monkeypatch)
+        for num_common, num_tokens in ((50, 51 + 8 * 6), (3, 8 * 9)):
+            texts = [TextTokens((*start[:num_common], 201 + index, *end)) for index, end in enumerate(ends)]
+            counted.tokens = 0
+            together = model.logits_of(texts)
+            assert counted.tokens == num_tokens
+            assert torch.equal(torch.cat([model.logits_of([text]) for text in texts]), together)
+        assert counted.heads == 0
+
+
 def test_texts_of_different_salts_share_no_prefix(saved, monkeypatch):
     start = np.random.default_rng(5).integers(0, 200, 64).tolist()
     with LLMModel(saved[0], dtype="float32", progress=False, kv_cache_bytes="64MiB") as model:
-        embedder, counted = model.embedding_model.embedder, Counted(model, monkeypatch)
+        embedder, counted = model.embedding_model.embedder, Counted(model.generator.engine.model, monkeypatch)
         rows = []
         for end, salt in enumerate((None, "a", "b", "a", None)):
             rows.append(embedder.rows([TextTokens((*start, 201 + end), cache_salt=salt)], LAST))

@@ -261,6 +261,28 @@ def test_a_qwen3_model_answers_yes_or_no(qwen):
             model.classify(TEXTS)
 
 
+def test_the_prompt_of_a_cross_encoder_is_before_the_first_text(tmp_path):
+    """So does sentence-transformers. For a model that answers yes or no, it is the task."""
+    prompts = {"prompts": {"web": "one: "}, "default_prompt_name": "web", "model_type": "CrossEncoder"}
+    save_bert(tmp_path / "bert", "BertForSequenceClassification", num_labels=1)
+    save_causal(tmp_path / "qwen")
+    prompted = [("one: what?", "a fox")]
+    with load(tmp_path / "bert") as model:
+        expected = model.score(prompted), model.classify(prompted), model.classify(["one: what?"])
+    with load(tmp_path / "qwen") as model:
+        answer = model.score([("what?", "a fox")], instruction="one: ")
+    for folder in ("bert", "qwen"):
+        write_json(tmp_path / folder / "config_sentence_transformers.json", prompts)
+    pair = [("what?", "a fox")]
+    with load(tmp_path / "bert") as model:
+        found = model.score(pair), model.classify(pair), model.classify(["what?"])
+        assert all(map(torch.equal, found, expected))
+        assert model.rank("what?", ["a fox"]) == [(0, expected[0].item())]
+    with load(tmp_path / "qwen") as model:
+        assert torch.equal(model.score(pair), answer)
+        assert not torch.equal(model.score(pair, instruction="Find foxes"), answer)
+
+
 def test_answers_that_modules_name(tmp_path):
     oracle = save_causal(tmp_path)
     write_modules(tmp_path, ("LogitScore", {"true_token_id": 9, "false_token_id": None}))
@@ -268,6 +290,48 @@ def test_answers_that_modules_name(tmp_path):
         (prompt,) = model.tokenize_pairs([("a", "b")])
         logit = oracle(torch.tensor([prompt.tokens])).logits[0, -1, 9]
         assert model.score([("a", "b")]).item() == pytest.approx(torch.sigmoid(logit).item(), abs=1e-5)
+
+
+def test_pairs_of_answers_are_written_as_the_files_say(tmp_path):
+    """In a chat template, or as for a classifier; the model may be of any family."""
+    oracle = save_causal(tmp_path, "LlamaForCausalLM", ends=True, head_dim=8)
+    write_modules(tmp_path, ("LogitScore", {"true_token_id": 9, "false_token_id": 7}))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    form = {"method": "forward", "method_output_name": "logits"}
+    prompts = tmp_path / "config_sentence_transformers.json"
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template + "{% if add_generation_prompt %}So{% endif %}")
+
+    def written(forms, **more):
+        settings = {"transformer_task": "text-generation", "modality_config": forms, **more}
+        write_json(tmp_path / "sentence_bert_config.json", settings)
+
+    def check(ids, **options):
+        with load(tmp_path, max_seq_len=200) as model, torch.no_grad():
+            logits = oracle(torch.tensor([ids])).logits[0, -1]
+            found = model.score([("what?", "a fox")], **options).item()
+            assert found == pytest.approx(torch.sigmoid(logits[9] - logits[7]).item(), abs=1e-5)
+
+    def rendered(system=""):
+        return f"{system}<|im_start|>query: what?<|im_end|><|im_start|>document: a fox<|im_end|>So"
+
+    ids = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+    written({"text": form})
+    check(tokenizer("what?", "a fox")["input_ids"])
+    chat = {"text": form, "message": form | {"format": "flat"}}
+    written(chat, processing_kwargs={"chat_template": {"add_generation_prompt": True}})
+    check(ids(rendered()))
+    check(ids(rendered("<|im_start|>system: Find foxes<|im_end|>")), instruction="Find foxes")
+    write_json(prompts, {"prompts": {"a": "web"}, "default_prompt_name": "a", "model_type": "CrossEncoder"})
+    check(ids(rendered("<|im_start|>system: web<|im_end|>")))
+    with load(tmp_path, max_seq_len=90) as model:
+        assert len(model.tokenize_pairs([("a", "b" * 200)], truncate=True)[0]) == 90
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(NotImplementedError, match='roles "query" and "document"'):
+        load(tmp_path)
+    written(chat, processing_kwargs={"text": {"max_length": 3}})
+    with pytest.raises(NotImplementedError, match="processing_kwargs"):
+        load(tmp_path)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -320,6 +384,14 @@ def test_settings_are_checked_before_weights_are_read(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(NotImplementedError, match="CNN"):
         load(tmp_path)
+
+
+def test_models_of_other_modules_are_refused_by_name_without_a_config_json(tmp_path):
+    for kind in ("StaticEmbedding", "Router", "WordEmbeddings", "Pooling"):
+        module = {"idx": 0, "path": f"0_{kind}", "type": f"sentence_transformers.{kind}"}
+        write_json(tmp_path / "modules.json", [module])
+        with pytest.raises(NotImplementedError, match=f"module 0, 'sentence_transformers.{kind}'"):
+            load(tmp_path)
 
 
 def test_weights_keep_their_dtype(tmp_path):

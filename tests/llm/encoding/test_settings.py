@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from pace.llm.encoding.settings import DenseSettings, EncodingSettings, Normalise, read_settings
+from pace.llm.encoding.settings import ANSWERS, DenseSettings, EncodingSettings, Normalise, read_settings
 from tests.llm.encoding.checkpoints import write_json, write_modules
 
 POOLING = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+FORM = {"method": "forward", "method_output_name": "last_hidden_state"}
 DENSE = {
     "in_features": 32,
     "out_features": 8,
@@ -77,6 +78,14 @@ def test_module_types_count_by_their_last_name(tmp_path):
     assert read_settings(tmp_path).normalises
 
 
+def test_the_default_prompt_of_a_cross_encoder_is_that_of_its_pairs(tmp_path):
+    fields = {"prompts": {"web": "Search: "}, "default_prompt_name": "web", "similarity_fn_name": "dot"}
+    for kind, expected in [("CrossEncoder", "Search: "), ("SentenceTransformer", "")]:
+        write_json(tmp_path / "config_sentence_transformers.json", fields | {"model_type": kind})
+        found = read_settings(tmp_path)
+        assert (found.pair_prompt, found.similarity) == (expected, "dot")
+
+
 def test_answers_of_a_reranker(tmp_path):
     for config, expected in [
         ({"true_token_id": 5, "false_token_id": 3, "module_input_name": "causal_logits"}, (5, 3)),
@@ -121,12 +130,19 @@ def test_other_files_refuse_unknown_fields_unless_they_are_empty(tmp_path):
         (texts, "tokenizer_args = ", {"tokenizer_args": {"add_prefix_space": True}}),
         (texts, "processing_kwargs = ", {"processing_kwargs": {"text": {"max_length": 3}}}),
         (texts, 'modality_config without "text"', {"modality_config": {"image": {}}}),
+        (texts, 'modality_config with "message"', {"modality_config": {"text": FORM, "message": FORM}}),
+        (texts, r"modality_config\['text'\] = ", {"modality_config": {"text": FORM | {"method": "get_text_features"}}}),
+        (texts, "method_output_name': 'logits'", {"transformer_task": ANSWERS, "modality_config": {"text": FORM}}),
+        (texts, "module_output_name = 'sentence_embedding'", {"module_output_name": "sentence_embedding"}),
+        (prompts, "similarity_fn_name = 'maxsim'", {"similarity_fn_name": "maxsim"}),
     ]:
         path.write_text(json.dumps(content))
         with pytest.raises(NotImplementedError, match=message):
             read_settings(tmp_path)
         path.unlink()
     write_json(prompts, {"rotate": None, "more": []})
+    write_json(texts, {"modality_config": {"text": FORM, "image": {}}, "module_output_name": "token_embeddings"})
+    assert read_settings(tmp_path) == EncodingSettings()
     loading = {"trust_remote_code": True, "add_pooling_layer": False, "unpad_inputs": True}
     write_json(
         texts,

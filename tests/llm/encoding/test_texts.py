@@ -71,7 +71,18 @@ def test_sides_types_and_lower_case():
     assert lower.texts(["YES"], False) == plain.texts(["yes"], False) != plain.texts(["YES"], False)
     assert lower.pairs([("YES", "NO")], False) == plain.pairs([("yes", "no")], False)
     assert lower.texts([END], False) == plain.texts([END], False)
-    assert lower.texts(["ΑΣ"], False) == plain.texts(["ας"], False), "as str.lower, in sentence-transformers"
+    pieces = own(word_pieces())
+    found = TextEncoder(pieces, 9, lower_case=True).texts(["A[SEP]B"], False)
+    assert found == [TextTokens((2, *tokens_of("a", "[SEP]", "b"), 3))], "special tokens stay"
+    assert pieces.backend_tokenizer.normalizer.__class__.__name__ == "BertNormalizer", "the model's own is as it was"
+
+
+def test_special_tokens_in_texts_are_words_if_the_checkpoint_says_so():
+    pytest.importorskip("transformers")
+    for make in (oracle, own):
+        splits = make(word_pieces(), split_special_tokens=True)
+        assert TextEncoder(splits, 9).texts(["[SEP]"], False)[0].tokens != (2, 3, 3)
+        assert TextEncoder(make(word_pieces()), 9).texts(["[SEP]"], False)[0].tokens == (2, 3, 3)
 
 
 def test_a_file_that_pads_and_truncates_does_not_do_so_here():

@@ -14,6 +14,7 @@ import torch
 
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.sampling.sampler import draw, uniform
+from tests.editing import change_json
 from tests.llm.generation.loaded import BACKENDS, GREEDY, load
 from tests.llm.models.variants import FAMILIES, IN_TRANSFORMERS
 from tests.plugins.tiers import sample
@@ -281,8 +282,7 @@ def test_the_tokenizers_end_token_ends_a_text_whatever_the_files_name(
     folder = tmp_path / "model"
     shutil.copytree(checkpoint("llama")[0], folder)
     (folder / "generation_config.json").write_text(json.dumps(generation))
-    fields = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(fields | {"eos_token_id": config, "pad_token_id": None}))
+    change_json(folder / "config.json", eos_token_id=config, pad_token_id=None)
     model = LLMModel(folder, dtype="fp32", backend="torch", progress=False)
     assert model.tokenizer.eos_token_id == 1
     for token in (1, 7, 8, 9):

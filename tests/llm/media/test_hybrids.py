@@ -11,8 +11,9 @@ pytest.importorskip("transformers")
 
 from pace import _C
 from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig
+from tests.llm.models.towers.checks import check_samples_and_beams
 from tests.llm.models.towers.seeing import IMAGE, inputs_of, results, save_seeing, with_other_names
-from tests.llm.models.towers.test_images import ROWS, together
+from tests.llm.models.towers.test_images import ROWS
 from tests.support import backends
 from tests.waiting import wait_until
 
@@ -44,7 +45,7 @@ def run(model, inputs, count: int = 24, **fields) -> list:
 
 
 def test_every_way_to_run_it_gives_the_same_text(folder, model) -> None:
-    batch = together(ROWS)
+    batch = inputs_of(ROWS)
     expected = run(model, batch)
     try:
         for options in (
@@ -66,7 +67,7 @@ def test_every_way_to_run_it_gives_the_same_text(folder, model) -> None:
 def test_preempted_prompts_are_computed_again(folder, model, monkeypatch) -> None:
     """There are two slots for states, so a sequence of low priority loses its own, and its images."""
     rows = [[(8, 8), (4, 6)], [(6, 10)], [(12, 4), (4, 4)], [(10, 10)]]
-    batch = together(rows)
+    batch = inputs_of(rows)
     expected = [run(model, inputs_of([grids], index), 20)[0] for index, grids in enumerate(rows)]
     inputs = inputs_of([rows[0]])
     ((long, _),) = run(model, inputs, 400)
@@ -86,15 +87,7 @@ def test_preempted_prompts_are_computed_again(folder, model, monkeypatch) -> Non
 
 
 def test_samples_and_beams_see_the_images(model) -> None:
-    inputs = inputs_of([ROWS[2]], 2)
-    ((expected, _),) = run(model, inputs, 10)
-    samples = model.generate(**inputs, max_new_tokens=10, num_return_sequences=3, do_sample=True, top_k=1)
-    assert samples.generated_token_ids == [expected] * 3
-    beams = model.generate(**inputs, max_new_tokens=10, num_beams=2, do_sample=False)
-    plain = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    plain["input_ids"] = plain["input_ids"].where(plain["input_ids"] != IMAGE, 5)
-    without = model.generate(**plain, max_new_tokens=10, num_beams=2, do_sample=False)
-    assert beams.generated_token_ids != without.generated_token_ids
+    check_samples_and_beams(model, inputs_of([ROWS[2]], 2), IMAGE)
 
 
 def test_states_of_other_images_are_not_reused(folder, model) -> None:
@@ -124,7 +117,7 @@ def test_states_of_other_images_are_not_reused(folder, model) -> None:
 def test_spellings_copies_and_text_alone(folder, model, tmp_path) -> None:
     import shutil
 
-    batch, text = together(ROWS[:3]), {"input_ids": torch.arange(2, 60)[None]}
+    batch, text = inputs_of(ROWS[:3]), {"input_ids": torch.arange(2, 60)[None]}
     shutil.copytree(folder, tmp_path / "other")
     with_other_names(tmp_path / "other")
     with load(tmp_path / "other") as other:

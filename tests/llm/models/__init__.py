@@ -1,3 +1,3 @@
 import pytest
 
-pytest.register_assert_rewrite("tests.llm.models.visit")
+pytest.register_assert_rewrite("tests.llm.models.visit", "tests.llm.models.towers.checks")

@@ -18,6 +18,7 @@ from pace.llm.loading.options import LoadOptions
 from pace.llm.runners import ModelRunner
 from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sequence import Sequence, Span
+from tests.editing import change_json
 from tests.llm.models.variants import load_oracle, randomise, save_tiny
 
 MTP: dict[str, dict[str, Any]] = {
@@ -78,8 +79,7 @@ def add_mtp(folder: Path, model_type: str, agrees: bool = False) -> tuple[torch.
         state = {name: 0.01 * tensor if is_output(name) else tensor for name, tensor in state.items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     if "qwen" not in model_type:
-        fields = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(fields | {"num_nextn_predict_layers": 1}))
+        change_json(folder / "config.json", num_nextn_predict_layers=1)
     return model, mtp
 
 

@@ -16,6 +16,7 @@ from pace.llm.loading.options import LoadOptions
 from pace.llm.models.model_list import read_config
 from pace.media.media import MediaSpan
 from pace.ops import reference
+from tests.editing import change_json
 from tests.llm.models.draft_heads import (
     MTP,
     add_mtp,
@@ -247,8 +248,7 @@ WRONG = {
 def test_an_eagle3_of_another_model(message, tmp_path) -> None:
     save_tiny(tmp_path / "target", "llama", {})
     save_eagle3(tmp_path / "draft")
-    config = json.loads((tmp_path / "draft" / "config.json").read_text())
-    (tmp_path / "draft" / "config.json").write_text(json.dumps(config | WRONG[message]))
+    change_json(tmp_path / "draft" / "config.json", **WRONG[message])
     with pytest.raises(ValueError, match=message):
         runners(tmp_path / "target", DraftModelConfig(tmp_path / "draft"))
 

@@ -18,6 +18,7 @@ from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
 from tests.llm.models.families.older_variants import OLDER, OLDER_BASE, WITHOUT_POSITIONS, WITHOUT_WIDTH
 from tests.llm.models.families.windowed_variants import WINDOWED, WINDOWED_BASE
+from tests.llm.models.rotations import LLAMA3, YARN, YARN_PUBLISHED, YARN_WIDE, by_kind, longrope, mrope, rope
 from tests.llm.models.states.hybrid_variants import HYBRID_BASE, HYBRID_ROUTED, HYBRIDS
 from tests.llm.models.states.mamba_variants import MAMBA_BASE, MAMBA_ROUTED, MAMBAS
 
@@ -25,11 +26,6 @@ MAX_POSITIONS = 80
 PROMPT = 45
 """Number of prompt tokens. More than the windows and the original lengths of most variants, and no multiple of a
 block."""
-
-
-def mrope(sections: list[int], **parameters: Any) -> dict[str, Any]:
-    """Returns the rotation of Qwen's vision models. `sections`: pairs of a head for time, height and width."""
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections, **parameters}}
 
 
 BASE = {
@@ -42,10 +38,7 @@ BASE = {
     "gptj": {"rotary_dim": 4},
     "phi": {},
     "gemma2": {
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "num_hidden_layers": 3,
-        "sliding_window": 7,
+        "num_key_value_heads": 2, "head_dim": 12, "num_hidden_layers": 3, "sliding_window": 7,
         "query_pre_attn_scalar": 10,
     },
     **DENSE_BASE,
@@ -56,20 +49,14 @@ BASE = {
     **HYBRID_BASE,
     **MAMBA_BASE,
     "gemma3_text": {
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "num_hidden_layers": 7,
-        "sliding_window": 7,
+        "num_key_value_heads": 2, "head_dim": 12, "num_hidden_layers": 7, "sliding_window": 7,
         "query_pre_attn_scalar": 10,
     },
     "gemma3": {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 7},
     **GEMMA4_BASE,
     "smollm3": {"num_key_value_heads": 2, "num_hidden_layers": 4, "pad_token_id": 0},
     "granite": {
-        "num_key_value_heads": 2,
-        "embedding_multiplier": 3.0,
-        "attention_multiplier": 0.2,
-        "residual_multiplier": 0.4,
+        "num_key_value_heads": 2, "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4,
         "logits_scaling": 2.0,
     },
     "bitnet": {"num_key_value_heads": 2},
@@ -86,110 +73,45 @@ BASE = {
     "stablelm": {"num_key_value_heads": 2},
     "gpt_neox": {},
     "gpt2": {"n_inner": 56},
-    "chatglm": {
-        "kv_channels": 8,
-        "multi_query_attention": True,
-        "multi_query_group_num": 2,
-        "add_qkv_bias": True,
-    },
+    "chatglm": {"kv_channels": 8, "multi_query_attention": True, "multi_query_group_num": 2, "add_qkv_bias": True},
     "qwen2_vl": {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, **mrope([1, 1, 2])},
     "qwen2_5_vl": {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, **mrope([1, 1, 2])},
     "qwen3_vl": {"num_key_value_heads": 2, "head_dim": 12, **mrope([2, 2, 2])},
-}
+}  # fmt: skip
 """Config fields that differ from `SIZES`, by model_type."""
 
 ROUTED = {*MIXTURE_BASE, *WINDOWED_BASE, *HYBRID_ROUTED, *MAMBA_ROUTED} | LATENT_BASE.keys() - {"minicpm3"}
 """The model_types with experts."""
 
+TOWER = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
+QWEN_TOWER = {
+    "depth": 1, "hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4,
+}  # fmt: skip
+DEEPSTACK = {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
 VISION = {
-    "gemma3": {
-        "model_type": "siglip_vision_model",
-        "hidden_size": 8,
-        "intermediate_size": 12,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 16,
-        "patch_size": 4,
-    },
+    "gemma3": {**TOWER, "model_type": "siglip_vision_model", "image_size": 16},
     "gemma4": {
-        "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 2, "head_dim": 4, "patch_size": 4, "pooling_kernel_size": 2,
-        "position_embedding_size": 16,
+        **TOWER, "num_key_value_heads": 2, "head_dim": 4, "pooling_kernel_size": 2, "position_embedding_size": 16,
     },
+    "kimi_k25": {**TOWER, "pos_emb_height": 4, "pos_emb_width": 4},
     "llama4": {
-        "hidden_size": 8, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "vision_output_dim": 12,
-        "image_size": 16, "patch_size": 4, "projector_input_dim": 12, "projector_output_dim": 12,
+        **TOWER, "intermediate_size": 32, "image_size": 16, "vision_output_dim": 12, "projector_input_dim": 12,
+        "projector_output_dim": 12,
     },
-    "llava": {
-        "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16,
-        "patch_size": 4,
-    },
-    "mistral3": {
-        "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 4,
-        "image_size": 16, "patch_size": 4,
-    },
+    "llava": {**TOWER, "image_size": 16},
+    "mistral3": {**TOWER, "head_dim": 4, "image_size": 16},
     "qwen2_vl": {"depth": 1, "embed_dim": 8, "hidden_size": 32, "num_heads": 2, "patch_size": 4},
-    "qwen2_5_vl": {
-        "depth": 1, "hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4,
-    },
-    "qwen3_vl": {
-        "depth": 1, "hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4,
-        "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
-    },
+    "qwen2_5_vl": QWEN_TOWER,
+    "qwen3_5": {**QWEN_TOWER, "num_position_embeddings": 16},
+    "qwen3_vl": {**QWEN_TOWER, **DEEPSTACK},
+    "qwen3_vl_moe": {**QWEN_TOWER, **DEEPSTACK},
 }  # fmt: skip
-VISION["kimi_k25"] = {
-    "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
-    "pos_emb_height": 4, "pos_emb_width": 4,
-}  # fmt: skip
-VISION["qwen3_vl_moe"] = VISION["qwen3_vl"]
-VISION["qwen3_5"] = {name: value for name, value in VISION["qwen3_vl"].items() if name != "deepstack_visual_indexes"}
 """The `vision_config` of models that also take images and have a `text_config`, by model_type."""
 
 SIZES = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "intermediate_size": 56,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": MAX_POSITIONS,
-}
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-YARN_WIDE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
-"""With 16 pairs per head, the ramp between kept and stretched frequencies lies inside the head."""
-YARN_PUBLISHED = {
-    "rope_type": "yarn",
-    "factor": 8.0,
-    "original_max_position_embeddings": 256,
-    "attention_factor": 1.2079441541679836,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-}
-"""The parameters of OLMo 3. Its attention factor is the one that follows from the factor."""
-
-
-def longrope(pairs: int, **more: Any) -> dict[str, Any]:
-    short = [1.0 + 0.1 * i for i in range(pairs)]
-    return {"rope_type": "longrope", "short_factor": short, "long_factor": [2.0 + i for i in range(pairs)], **more}
-
-
-def rope(parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_theta": 10000.0, **parameters}, **more}
-
-
-def by_kind(full: dict[str, Any], sliding: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Returns rotations that differ by the kind of layer."""
-    kinds = {"full_attention": full, "sliding_attention": sliding}
-    return {"rope_parameters": {kind: {"rope_type": "default", **values} for kind, values in kinds.items()}, **more}
-
+}  # fmt: skip
 
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     # (model_type, name of the variant, config fields)
@@ -216,16 +138,8 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     *[
         ("llama", f"act-{name}", {"hidden_act": name})
         for name in (
-            "swish",
-            "gelu",
-            "gelu_new",
-            "gelu_fast",
-            "gelu_pytorch_tanh",
-            "gelu_python",
-            "gelu_python_tanh",
-            "gelu_accurate",
-            "quick_gelu",
-            "relu",
+            "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python", "gelu_python_tanh",
+            "gelu_accurate", "quick_gelu", "relu",
         )
     ],
     ("mistral", "no-window", {}),
@@ -236,11 +150,9 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen2", "tied", {"tie_word_embeddings": True}),
     ("qwen2", "window-upper", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     ("qwen2", "window-unused", {"use_sliding_window": False, "sliding_window": 9, "max_window_layers": 0}),
-    (
-        "qwen2",
-        "layer_types",
-        {"use_sliding_window": True, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
+    ("qwen2", "layer_types", {
+        "use_sliding_window": True, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"],
+    }),
     ("qwen2", "yarn", rope(YARN)),
     ("qwen3", "default", {}),
     ("qwen3", "bias-tied", {"attention_bias": True, "tie_word_embeddings": True}),
@@ -280,11 +192,9 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("gemma2", "no-softcap", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     ("gemma2", "low-caps", {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0}),
     ("gemma2", "four-layers", {"num_hidden_layers": 4, "sliding_window": 16, "attention_bias": True}),
-    (
-        "gemma2",
-        "layer_types",
-        {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "tie_word_embeddings": False},
-    ),
+    ("gemma2", "layer_types", {
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "tie_word_embeddings": False,
+    }),
     ("gemma2", "act-theta", rope({"rope_type": "default", "rope_theta": 500.0}, hidden_activation="silu")),
     ("phi", "qk-norm", {"qk_layernorm": True}),
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
@@ -340,11 +250,9 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("hunyuan_v1_dense", "bias-tied", {"attention_bias": True, "tie_word_embeddings": True}),
     ("cohere", "default", {}),
     ("cohere", "qk_norm", {"use_qk_norm": True, "logit_scale": 0.8}),
-    (
-        "cohere",
-        "bias-untied",
-        {"attention_bias": True, "tie_word_embeddings": False, "num_key_value_heads": None, "logit_scale": 1.5},
-    ),
+    ("cohere", "bias-untied", {
+        "attention_bias": True, "tie_word_embeddings": False, "num_key_value_heads": None, "logit_scale": 1.5,
+    }),
     ("cohere2", "default", {}),
     ("cohere2", "pattern", {"sliding_window_pattern": 2, "logit_scale": 0.8, "attention_bias": True}),
     ("cohere2", "all-full", {"layer_types": ["full_attention"] * 4, "logit_scale": 0.8}),
@@ -388,14 +296,12 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("chatglm", "halves", {"original_rope": False, "kv_channels": 16, "multi_query_group_num": 4}),
     ("qwen2_vl", "default", {}),
     ("qwen2_5_vl", "default", {}),
-    (
-        "qwen2_5_vl",
-        "window-theta",
-        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1, **mrope([2, 1, 1], rope_theta=500.0)},
-    ),
+    ("qwen2_5_vl", "window-theta", {
+        "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1, **mrope([2, 1, 1], rope_theta=500.0),
+    }),
     ("qwen3_vl", "default", {}),
     ("qwen3_vl", "bias-theta", {"attention_bias": True, **mrope([2, 2, 2], rope_theta=500.0, mrope_interleaved=True)}),
-]
+]  # fmt: skip
 
 FAMILIES = tuple(BASE)
 IN_TRANSFORMERS = tuple(family for family in FAMILIES if family not in references.MODELS)

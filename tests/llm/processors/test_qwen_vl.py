@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import random
 
 import numpy as np
 import PIL.Image
@@ -15,41 +13,33 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from pace.llm.processors.qwen_vl import QwenImageProcessor
 from pace.llm.processors.registry import IMAGE_PROCESSORS, load_processors
 from pace.media.media import MediaError
-from tests.media.samples import ORIENTATION, draw, encode, files, modes
+from tests.llm.processors.images.comparing import (
+    SIZES,
+    Shape,
+    arrays,
+    assert_equal,
+    check_modes_and_files,
+    check_read_back,
+    random_sizes,
+)
+from tests.media.samples import ORIENTATION, draw, encode
 
 QWEN3 = {
-    "size": {"longest_edge": 16777216, "shortest_edge": 65536},
-    "patch_size": 16,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-    "processor_class": "Qwen3VLProcessor",
-    "image_processor_type": "Qwen2VLImageProcessorFast",
-}
+    "size": {"longest_edge": 16777216, "shortest_edge": 65536}, "patch_size": 16, "temporal_patch_size": 2,
+    "merge_size": 2, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+    "processor_class": "Qwen3VLProcessor", "image_processor_type": "Qwen2VLImageProcessorFast",
+}  # fmt: skip
 QWEN25 = {
-    "min_pixels": 3136,
-    "max_pixels": 12845056,
-    "patch_size": 14,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "processor_class": "Qwen2_5_VLProcessor",
-}
+    "min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor",
+}  # fmt: skip
 OMNI = QWEN25 | {
-    "patch_size": 16,
-    "image_mean": [0.5] * 3,
-    "image_std": [0.5] * 3,
-    "feature_extractor_type": "WhisperFeatureExtractor",
-    "processor_class": "Qwen3OmniMoeProcessor",
+    "patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    "feature_extractor_type": "WhisperFeatureExtractor", "processor_class": "Qwen3OmniMoeProcessor",
     **dict.fromkeys(("feature_size", "hop_length", "n_fft", "n_samples", "nb_max_frames", "sampling_rate"), 1),
-    "dither": 0.0,
-    "padding_side": "right",
-    "padding_value": 0.0,
-    "return_attention_mask": True,
-}
+    "dither": 0.0, "padding_side": "right", "padding_value": 0.0, "return_attention_mask": True,
+}  # fmt: skip
 SETTINGS = {
     "defaults": {},
     "qwen3": QWEN3,
@@ -59,20 +49,6 @@ SETTINGS = {
     "odd patches": {"patch_size": 6, "merge_size": 3, "temporal_patch_size": 3, "min_pixels": 324, "max_pixels": 9000},
     "one area": {"size": {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 4}, "max_pixels": None},
 }
-SIZES = [(1, 1), (1, 2), (2, 1), (14, 42), (28, 28), (29, 27), (42, 70), (98, 14), (200, 1), (1, 200)]
-SIZES += [(33, 4097), (4097, 33), (640, 480), (500, 375), (224, 448), (1000, 7), (56, 57), (257, 255)]
-
-
-def arrays(processor: QwenImageProcessor, *sources) -> dict[str, np.ndarray]:
-    return processor.arrays([processor.prepare(source) for source in sources])
-
-
-def assert_equal(ours: dict[str, np.ndarray], reference) -> None:
-    assert ours.keys() == reference.keys()
-    for name, array in ours.items():
-        expected = reference[name].numpy() if hasattr(reference[name], "numpy") else np.asarray(reference[name])
-        assert array.dtype == expected.dtype and array.shape == expected.shape, name
-        assert np.array_equal(array, expected), name
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -85,12 +61,7 @@ def test_images_of_all_sizes_have_the_bits_of_transformers(name):
 
 def test_images_of_all_modes_and_files_have_the_bits_of_transformers():
     ours, reference = QwenImageProcessor.from_dict(QWEN3), Qwen2VLImageProcessorPil(**QWEN3)
-    for name, image in modes().items():
-        if name != "La":  # has no RGB form
-            assert_equal(arrays(ours, image), reference(image, return_tensors="np"))
-    for name, data in files().items():
-        if "extras" not in name:  # these are turned
-            assert_equal(arrays(ours, data), reference(PIL.Image.open(io.BytesIO(data)), return_tensors="np"))
+    check_modes_and_files(ours, reference)
     array = np.asarray(draw(90, 70))
     assert_equal(arrays(ours, array), reference(array, return_tensors="np"))
 
@@ -109,19 +80,6 @@ def test_a_batch_is_its_images_one_after_another():
     images = [draw(*size) for size in SIZES[3:12]] + [draw(70, 70), draw(70, 70)]
     ours, reference = QwenImageProcessor.from_dict(QWEN25), Qwen2VLImageProcessorPil(**QWEN25)
     assert_equal(arrays(ours, *images), reference(images, return_tensors="np"))
-
-
-def random_sizes(count: int) -> list[tuple[int, int]]:
-    rng = random.Random(count)
-    sides = [int(2 ** rng.uniform(0, 14)) for _ in range(2 * count)]
-    return [pair for pair in zip(sides[::2], sides[1::2]) if max(pair) <= 200 * min(pair) and pair[0] * pair[1] < 4e7]
-
-
-class Shape:
-    """A stand-in for a large image, to ask for its size."""
-
-    def __new__(cls, height: int, width: int) -> np.ndarray:
-        return np.broadcast_to(np.zeros(3, np.uint8), (height, width, 3))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -189,19 +147,12 @@ def test_digests_name_pixels_size_and_settings():
 
 
 def test_settings_written_by_transformers_are_read_back(tmp_path):
-    for name, settings in SETTINGS.items():
-        reference = Qwen2VLImageProcessorPil(**settings)
-        reference.save_pretrained(tmp_path)
-        (processor_file := tmp_path / "processor_config.json").unlink(missing_ok=True)
-        flat = load_processors(tmp_path, {"architectures": ["Qwen3VLForConditionalGeneration"]}).image
-        # transformers 5 writes the settings of all processors into one file, which counts before the other one.
-        nested = {"image_processor": json.loads(reference.to_json_string()), "processor_class": "Qwen3VLProcessor"}
-        processor_file.write_text(json.dumps(nested))
-        (tmp_path / "preprocessor_config.json").write_text('{"patch_size": 2}')
-        assert load_processors(tmp_path, {"architectures": ["Qwen3VLForConditionalGeneration"]}).image == flat
-        assert flat == QwenImageProcessor.from_dict(settings), name
+    for settings in SETTINGS.values():
+        ours, reference = QwenImageProcessor.from_dict(settings), Qwen2VLImageProcessorPil(**settings)
+        whole = {"processor_class": "Qwen3VLProcessor"}
+        check_read_back(tmp_path, "Qwen3VLForConditionalGeneration", reference, ours, **whole)
         loaded = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
-        assert_equal(arrays(flat, draw(50, 70)), loaded(draw(50, 70), return_tensors="np"))
+        assert_equal(arrays(ours, draw(50, 70)), loaded(draw(50, 70), return_tensors="np"))
 
 
 def test_a_file_without_settings_of_images_does_not_count(tmp_path):

@@ -13,17 +13,7 @@ from pace.ops import native, reference
 from pace.ops.protocol import AttentionOptions
 from tests.ops.attention.test_newest import all_of, assert_close, in_one_span, symmetric
 from tests.ops.isas import each_isa, on_each_isa
-from tests.ops.test_attention import (
-    DTYPES,
-    Sequence,
-    as_stored,
-    attend,
-    fill_cache,
-    make_sequence,
-    make_spans,
-    rounding_of_outputs,
-    rounding_of_scores,
-)
+from tests.ops.test_attention import DTYPES, Sequence, as_stored, attend, fill_cache, make_sequence, make_spans
 
 RADII = (0, 1, 5, 16, 128, 400)
 """The table of a length of 150 is one number, narrower than a vector, narrower than the text, and wider."""
@@ -33,30 +23,38 @@ def table(heads: int, radius: int, seed: int = 0) -> Tensor:
     return torch.randn(heads, 2 * radius + 1, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def definition(
-    sequence: Sequence, dtype: torch.dtype, biases: Tensor, window: int | None, newest: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The definition in float64, and the tolerance of the current table.
+def with_bias(sequence: Sequence, dtype: torch.dtype, bias: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """The definition in float64 for all positions, and the tolerance for fp32. `bias` float64 `[H, T, T]` is added to
+    the scores; positions that are `hidden`, bool `[T, T]`, are not seen.
 
-    The error of a score is at most D eps sum|q k| scale. The bias is added with one rounding, and the product with
-    log2 e has two. A weight w has an error of w times that. The sums add a few eps of their size."""
+    The error of a score is at most D eps sum|q k| scale. Later roundings add 4 eps of its size and of the bias. A
+    weight w has an error of w times that. The sum of weights and the sum over values add a few eps of their size."""
     length, heads, head_dim = sequence.q.shape
     scale, eps, group = head_dim**-0.5, 2.0**-24, heads // sequence.k.shape[1]
     q = sequence.q.double().transpose(0, 1)
     k, v = (as_stored(t, dtype).transpose(0, 1).repeat_interleave(group, 0) for t in (sequence.k, sequence.v))
-    scores, radius = scale * q @ k.transpose(1, 2), biases.shape[1] // 2
+    scores = scale * q @ k.transpose(1, 2)
+    weights = (scores + bias).masked_fill(hidden, -math.inf).softmax(-1)
+    error = (head_dim + 3) * eps * scale * (q.abs() @ k.abs().transpose(1, 2)) + 4 * eps * (bias.abs() + scores.abs())
+    lost, magnitude = weights * error, weights @ v.abs()
+    tolerance = 2 * (lost @ v.abs() + lost.sum(-1, keepdim=True) * magnitude) + (80 + length / 64) * eps * magnitude
+    return tuple(t.transpose(0, 1).flatten(1) for t in (weights @ v, tolerance + 1e-37))
+
+
+def definition(
+    sequence: Sequence, dtype: torch.dtype, biases: Tensor, window: int | None, newest: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`with_bias` for a table of biases, position by position."""
+    length, radius = sequence.length, biases.shape[1] // 2
+    bias = torch.zeros(len(biases), length, length, dtype=torch.float64)
+    for p in range(length):
+        for j in range(length):
+            bias[:, p, j] = biases[:, radius + min(max(j - p, -radius), radius)]
     p, j = torch.arange(length)[:, None], torch.arange(length)
-    bias = biases[:, radius + (j - p).clamp(-radius, radius)].double()
     hidden = j > newest[:, None]
     if window is not None:
         hidden = hidden | (j <= p - window)
-    weights = (scores + bias).masked_fill(hidden, -math.inf).softmax(-1)
-    error = (head_dim + 3) * eps * scale * (q.abs() @ k.abs().transpose(1, 2)) + 4 * eps * (bias.abs() + scores.abs())
-    error = (error + rounding_of_scores(dtype, scale * q, k)).expm1()
-    lost, magnitude = weights * error, weights @ v.abs()
-    tolerance = 2 * (lost @ v.abs() + lost.sum(-1, keepdim=True) * magnitude) + (80 + length / 64) * eps * magnitude
-    tolerance = tolerance + rounding_of_outputs(dtype, weights, v)
-    return tuple(t.transpose(0, 1).flatten(1) for t in (weights @ v, tolerance + 1e-37))
+    return with_bias(sequence, dtype, bias, hidden)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
@@ -66,8 +64,8 @@ def test_close_to_float64(window, dtype):
     newest = symmetric(150, window) if window else all_of(150)
     for radius in RADII:
         biases = table(6, radius)
+        expected, tolerance = definition(sequence, dtype, biases, window, newest)
         for isa in each_isa():
-            expected, tolerance = definition(sequence, dtype, biases, window, newest)
             kv, (blocks,) = fill_cache([sequence], dtype)
             options = {"window": window, "biases": biases}
             assert_close(in_one_span(sequence, kv, blocks, newest, **options), expected, tolerance, (isa, radius))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,33 +10,24 @@ from pace import _C
 from pace.llm.layers import alibi_slopes
 from pace.ops import native, reference
 from pace.ops.protocol import AttentionOptions
+from tests.ops.attention.test_biases import with_bias
 from tests.ops.isas import each_isa, on_each_isa
 from tests.ops.test_attention import (
     DTYPES,
     Sequence,
-    as_stored,
     attend,
     attention,
     fill_cache,
     make_sequence,
     make_spans,
-    rounding_of_outputs,
-    rounding_of_scores,
 )
 
 
 def definition(
     sequence: Sequence, dtype: torch.dtype, slopes: Tensor, bf16_bias: bool = False, window: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The definition in float64 for all positions, and the tolerance of the current table.
-
-    The error of a score is at most D eps sum|q k| scale. Later roundings add 4 eps of its size and of the bias. A
-    weight w has an error of w times that. The sum of weights and the sum over values add a few eps of their size."""
-    length, heads, head_dim = sequence.q.shape
-    scale, eps, group = head_dim**-0.5, 2.0**-24, heads // sequence.k.shape[1]
-    q = sequence.q.double().transpose(0, 1)
-    k, v = (as_stored(t, dtype).transpose(0, 1).repeat_interleave(group, 0) for t in (sequence.k, sequence.v))
-    scores, p = scale * q @ k.transpose(1, 2), torch.arange(length)
+    """`with_bias` for slopes."""
+    p, scale = torch.arange(sequence.length), sequence.q.shape[2] ** -0.5
     if bf16_bias:
         bias = scale * (slopes[:, None, None] * p.bfloat16().float()).bfloat16().double()
     else:
@@ -46,13 +35,7 @@ def definition(
     hidden = p > p[:, None]
     if window is not None:
         hidden = hidden | (p <= p[:, None] - window)
-    weights = (scores + bias).masked_fill(hidden, -math.inf).softmax(-1)
-    error = (head_dim + 3) * eps * scale * (q.abs() @ k.abs().transpose(1, 2)) + 4 * eps * (bias.abs() + scores.abs())
-    error = (error + rounding_of_scores(dtype, scale * q, k)).expm1()
-    lost, magnitude = weights * error, weights @ v.abs()
-    tolerance = 2 * (lost @ v.abs() + lost.sum(-1, keepdim=True) * magnitude) + (80 + length / 64) * eps * magnitude
-    tolerance = tolerance + rounding_of_outputs(dtype, weights, v)
-    return tuple(t.transpose(0, 1).flatten(1) for t in (weights @ v, tolerance + 1e-37))
+    return with_bias(sequence, dtype, bias, hidden)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -60,8 +43,8 @@ def definition(
 def test_close_to_float64(window, bf16_bias, dtype):
     sequence = make_sequence(150, 12, 4, 20, seed=3)
     slopes = alibi_slopes(12)
+    expected, tolerance = definition(sequence, dtype, slopes, bf16_bias, window)
     for isa in each_isa():
-        expected, tolerance = definition(sequence, dtype, slopes, bf16_bias, window)
         kv, (blocks,) = fill_cache([sequence], dtype)
         for span in (150, 7):
             got = attend(sequence, kv, blocks, span, window=window, slopes=slopes, bf16_bias=bf16_bias)

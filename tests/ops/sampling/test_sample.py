@@ -82,21 +82,28 @@ def test_tokens_are_those_of_the_definition(rules: str) -> None:
     all."""
     for number, name in enumerate(DISTRIBUTIONS, list(RULES).index(rules) + quarter()):
         for n in (1, 15, 17, 100, *([4097], [], [9001], [])[number % 4]):
-            compare(rules, name, n)
+            compare(*drawn_from(name, n), f"{name}, {n}", **RULES[rules])
 
 
-def compare(rules: str, distribution: str, n: int) -> None:
-    logits, places = drawn_from(distribution, n)
+def test_cuts_between_limits_that_a_sample_tells() -> None:
+    """The row has many logits that are equal, also at the cut. The first of them are kept."""
+    generator = torch.Generator().manual_seed(8)
+    logits = torch.randn(4, 12_001, generator=generator).round(decimals=2)
+    for rules in (dict(top_p=0.9), dict(top_p=0.95, temperature=0.8, typical_p=0.9), dict(typical_p=0.7)):
+        compare(logits, torch.rand(6, generator=generator), str(rules), **rules)
+
+
+def compare(logits: torch.Tensor, places: torch.Tensor, case: str, **rules: float) -> None:
     rows = torch.tensor([3, 0, 1, 1, 2, 0])
-    draws = make_draws(rows, places, **RULES[rules])
+    draws = make_draws(rows, places, **rules)
     given = logits.clone()
     expected = reference.sample(logits.clone(), draws).tokens
     for isa in each_isa():
         tokens = native.sample(logits, draws).tokens
-        assert torch.equal(logits, given), (distribution, n, isa)
+        assert torch.equal(logits, given), (case, isa)
         for row, token, other, place in zip(rows, tokens.tolist(), expected.tolist(), draws.uniform.tolist()):
-            near = token == other or is_at_a_boundary(logits[row], token, place, **RULES[rules])
-            assert near, (distribution, n, isa, token, other)
+            near = token == other or is_at_a_boundary(logits[row], token, place, **rules)
+            assert near, (case, isa, token, other)
 
 
 def compare_all(logits: torch.Tensor, draws: Draws, kept: slice = slice(None)) -> torch.Tensor:
@@ -288,6 +295,17 @@ def test_the_ends_of_the_place() -> None:
     logits[0, [3, 5000, 9999]] = torch.tensor([0.0, 1.0, 0.5])
     ends = make_draws(torch.zeros(2, dtype=torch.int64), torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64))
     assert native.sample(logits, ends).tokens.tolist() == reference.sample(logits, ends).tokens.tolist() == [3, 9999]
+
+
+@on_each_isa
+def test_tokens_far_above_all_before_them() -> None:
+    """Until the row's maximum is known, weights are relative to the largest logit so far."""
+    logits = torch.randn(2, 9000, generator=torch.Generator().manual_seed(4))
+    logits[0, 5000] = logits[0, 8999] = logits[1, 8999] = 150.0
+    logits[1, :4096] = -math.inf
+    for rules in ({}, dict(temperature=2.0), dict(top_p=0.9), dict(typical_p=0.9)):
+        draws = make_draws(torch.tensor([0, 0, 1]), torch.tensor([0.25, 0.75, 0.5]), **rules)
+        assert native.sample(logits, draws).tokens.tolist() == [5000, 8999, 8999], rules
 
 
 @on_each_isa

@@ -47,6 +47,24 @@ def test_a_model_comes_back_with_its_adapters(tmp_path):
         assert serving.ask("/lora-adapters?model=small").json == []
 
 
+def test_two_models_load_adapters_of_one_name_at_once(tmp_path, monkeypatch):
+    for seed, name in enumerate(("one", "two"), 1):
+        save_adapter(tmp_path / name, seed)
+    with Adapted(tmp_path) as serving:
+        load, statuses = Adapters.load, []
+
+        def load_slowly(adapters, path, name):
+            if name == "second" and not statuses:
+                statuses.append(0)
+                body = {"model": "small", "name": "second", "path": "two"}
+                statuses.append(serving.ask("/lora-adapters", body).status)
+            return load(adapters, path, name)
+
+        monkeypatch.setattr(Adapters, "load", load_slowly)
+        assert serving.ask("/lora-adapters", {"model": "chat", "name": "second", "path": "two"}).status == 200
+        assert statuses == [0, 409]
+
+
 def test_an_adapter_is_unloaded_while_its_model_comes_back(tmp_path, monkeypatch):
     for seed, name in enumerate(("one", "two"), 1):
         save_adapter(tmp_path / name, seed)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
+
+from tests.server.serving import Serving, read_reply, request_bytes
+from tests.waiting import PATIENCE, wait_until
 
 PATH = "/v1/systemone"
 CHOICE = {"type": "choice", "instructions": "Which?", "criteria": {"fox": "An animal", "oak": None}}
@@ -53,7 +59,20 @@ def test_a_missing_state_and_an_unknown_model(serving):
 
 def test_a_client_that_leaves_frees_the_engine(serving):
     with serving.connect() as connection:
-        from tests.server.serving import request_bytes
-
         connection.sendall(request_bytes(PATH, {**BODY, "state": "A fox ran over the hill. " * 60}, "POST"))
     serving.check_idle()
+
+
+def test_a_decision_that_outlasts_the_drain_gets_an_answer():
+    gate = threading.Event()
+    with Serving() as own:
+        held = own.generator.driver.call(lambda engine: gate.wait(PATIENCE))
+        connection = own.connect()
+        connection.sendall(request_bytes(PATH, BODY, "POST"))
+        wait_until(lambda: own.service.admission.num_requests == 1)
+        asyncio.run_coroutine_threadsafe(own.service.drain(0.05), own.loop).result(PATIENCE)
+        reply = read_reply(connection)
+        assert reply.status == 503 and "shutting down" in reply.error["message"]
+        assert own.service.admission.num_requests == 0
+        gate.set()
+        held.result(PATIENCE)

@@ -74,7 +74,10 @@ def only_sigmoids(fields: Fields, keys: Keys) -> Fields:
 
 
 def granite(fields: Fields, keys: Keys) -> Fields:
-    """Renames logit_scale, which is a divisor of the logits in these files."""
+    """Renames logit_scale, which is a divisor of the logits in these files. Raises NotImplementedError if a Granite
+    without states does not rotate: llama.cpp's name for this is a context that is not finetuned."""
+    if keys.of_file["general.architecture"] != "granitehybrid" and not keys.flag("rope.scaling.finetuned", True):
+        raise keys.refused(f"{keys.prefix}rope.scaling.finetuned = false (no rotation) is not implemented")
     divisor = fields.pop("logit_scale", None)
     return fields if divisor is None else fields | {"logits_scaling": divisor}
 

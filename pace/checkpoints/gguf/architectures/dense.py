@@ -26,9 +26,11 @@ from pace.checkpoints.gguf.architectures.names import (
     AFTER_ATTENTION,
     CHATGLM,
     GEMMA,
+    GLM,
     GLM4,
     GPT2,
     GPT_NEOX,
+    GRANITE_MOE_SWA,
     HUNYUAN_NORMS,
     LATENT,
     LLAMA,
@@ -87,10 +89,17 @@ def exaone4_window(fields: Fields, keys: Keys, layers_of_32b: int = 64) -> Field
 
 
 def granite_swa(fields: Fields, keys: Keys) -> Fields:
-    """Sets the layers that rotate. All have the base of the file."""
+    """Sets the layers that rotate, all with the base of the file. A file may have experts."""
     layers = len(layers_of(fields))
     rotate = keys.per_layer("attention.rope_pattern", layers) if "attention.rope_pattern" in keys else [1] * layers
-    return granite(fields, keys) | {"layer_rope_theta": [fields["rope_theta"] if each else 0 for each in rotate]}
+    found = granite(fields, keys) | {"layer_rope_theta": [fields["rope_theta"] if each else 0 for each in rotate]}
+    if not keys.integer("expert_count", 0):
+        return found
+    return found | {
+        "model_type": "granitemoe_swa",
+        **{field: keys.read(*key) for field, key in EXPERTS.items()},
+        "shared_intermediate_size": keys.integer("expert_shared_feed_forward_length", 0),
+    }
 
 
 def minicpm(fields: Fields, keys: Keys) -> Fields:
@@ -183,17 +192,23 @@ DENSE = (
         present={**ATTENTION_BIAS, **MLP_BIAS},
     ),
     Architecture("jais2", "jais2", layer_norms="layer_norm_eps", present={**ATTENTION_BIAS, **MLP_BIAS}),
+    Architecture("internlm2", "llama", permuted=True, present=BOTH_BIASES),
+    # llama.cpp has no key for the activation, which is SiLU there. Inputs are not rounded.
+    Architecture(
+        "bitnet", "bitnet", defaults={"hidden_act": "silu"}, present=ATTENTION_BIAS,
+        names=LLAMA.but({"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"}),
+    ),
     Architecture("smollm3", "smollm3", permuted=True, present=BOTH_BIASES),
     Architecture("granite", "granite", permuted=True, present=BOTH_BIASES, convert=granite),
     Architecture(
-        "granite_swa", "granite_swa", names=LLAMA.but({"attn_sinks.weight": "self_attn.sinks"}), permuted=True,
+        "granite_swa", "granite_swa", names=GRANITE_MOE_SWA, permuted=True,
         present=BOTH_BIASES, window=alternating(4), convert=granite_swa,
     ),
     Architecture("olmo2", "olmo2", names=GEMMA, present=ATTENTION_BIAS, window=olmo_window),
     Architecture("glm4", "glm4", names=GLM4, defaults=ROTATES_ALL, present=ATTENTION_BIAS),
     # The marker is in GLM-4-9B as published last, whose queries, keys and values are separate tensors.
     Architecture(
-        "chatglm", "glm", marker="blk.0.attn_q.weight", names=PHI3, defaults=ROTATES_ALL, present=ATTENTION_BIAS,
+        "chatglm", "glm", marker="blk.0.attn_q.weight", names=GLM, defaults=ROTATES_ALL, present=ATTENTION_BIAS,
     ),
     Architecture(
         "chatglm", "chatglm", names=CHATGLM, defaults={"multi_query_attention": True}, convert=chatglm,

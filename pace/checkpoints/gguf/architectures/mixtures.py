@@ -31,6 +31,7 @@ from pace.checkpoints.gguf.architectures.names import (
     AFTER_ATTENTION,
     BIASED,
     BIASED_EXPERTS,
+    FUSED_QKV,
     GRANITE_MOE,
     HUNYUAN_NORMS,
     LATENT,
@@ -192,7 +193,7 @@ MIXTURES = (
     ),
     Architecture(
         "dbrx", "dbrx", layer_norms="layer_norm_eps", keys=EXPERTS,
-        names=LLAMA.but({"attn_output_norm": "post_attention_layernorm"}),
+        names=LLAMA.but({**FUSED_QKV, "attn_output_norm": "post_attention_layernorm"}),
     ),
     Architecture(
         "gpt-oss", "gpt_oss", present=ATTENTION_BIAS,
@@ -260,7 +261,7 @@ MIXTURES = (
     ),
     Architecture(
         "mistral4", "mistral4", latent=True, convert=mistral4,
-        names=LATENT.but({"ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj", **SHARED_EXPERTS}),
+        names=LATENT.but(SHARED_EXPERTS),
         keys={
             **DEEPSEEK,
             "n_shared_experts": Key("expert_shared_count"),

@@ -62,7 +62,6 @@ LLAMA = TensorNames(
         "attn_q": "self_attn.q_proj",
         "attn_k": "self_attn.k_proj",
         "attn_v": "self_attn.v_proj",
-        "attn_qkv": "self_attn.qkv_proj",
         "attn_q_norm": "self_attn.q_norm",
         "attn_k_norm": "self_attn.k_norm",
         "attn_output": "self_attn.o_proj",
@@ -70,6 +69,7 @@ LLAMA = TensorNames(
         "ffn_gate_inp": "mlp.gate",
         **gated("mlp"),
         **gated("mlp.experts", "_exps"),
+        "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
     },
 )
 AFTER_ATTENTION = {"post_attention_norm": "post_attention_layernorm"}
@@ -104,12 +104,14 @@ GEMMA4 = replace(
         "per_layer_proj_norm": "model.per_layer_projection_norm",
     },
 )
-PHI3 = LLAMA.but({"ffn_up": "mlp.gate_up_proj"})
+FUSED_QKV = {"attn_qkv": "self_attn.qkv_proj"}
+GLM = LLAMA.but({"ffn_up": "mlp.gate_up_proj"})
+PHI3 = GLM.but(FUSED_QKV)
 PHI2 = replace(
-    LLAMA.but({"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}),
+    LLAMA.but({**FUSED_QKV, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}),
     outer={**LLAMA.outer, "output_norm": "model.final_layernorm"},
 )
-GLM4 = PHI3.but({"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"})
+GLM4 = GLM.but({"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"})
 HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 SHARED_EXPERTS = gated("mlp.shared_experts", "_shexp")
 BIASED_EXPERTS = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias", **SHARED_EXPERTS}
@@ -237,7 +239,6 @@ QWEN3_NEXT = LLAMA.but(
         "ssm_a": "linear_attn.A_log",
         "ssm_norm": "linear_attn.norm",
         "ssm_out": "linear_attn.out_proj",
-        "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
         "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
         **gated("mlp.shared_expert", "_shexp"),
     }
@@ -262,6 +263,13 @@ GRANITE_MOE = LLAMA.but(
         **gated("block_sparse_moe.experts", "_exps"),
         **gated("shared_mlp", "_shexp"),
         "ffn_down_shexp": "shared_mlp.output_linear",
+    }
+)
+GRANITE_MOE_SWA = GRANITE_MOE.but(
+    {
+        "attn_sinks.weight": "self_attn.sinks",
+        "ffn_gate_up_exps.weight": "block_sparse_moe.experts.gate_up_proj",
+        "ffn_up_shexp": "shared_mlp.input_linear",
     }
 )
 GRANITE_HYBRID = GRANITE_MOE.but({**mamba("mamba"), **gated("shared_mlp"), "ffn_down": "shared_mlp.output_linear"})

@@ -17,20 +17,12 @@ from pace.ops.protocol import ForwardOps, Ops
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPT2Config(EqualHeadsConfig):
-    vocab_size: int = count(50257)
-    max_position_embeddings: int = count(1024, MAX_POSITIONS)
-    hidden_size: int = count(768)
-    num_hidden_layers: int = count(12, MAX_LAYERS)
-    num_attention_heads: int = count(12)
+class GPTNamesConfig(EqualHeadsConfig):
+    """Fields of GPT-2 and GPT-J, under their names there."""
+
     n_inner: int | None = count(None, optional=True)
     activation_function: str = activation("gelu_new")
     layer_norm_epsilon: float = number(1e-5, 0.0, 1.0)
-    scale_attn_weights: bool = flag(True)
-    scale_attn_by_inverse_layer_idx: bool = flag(False)
-    matrices_transposed: bool = flag(True)
-    """False in GGUF files."""
-    tie_word_embeddings: bool = flag(True)
     bos_token_id: int | tuple[int, ...] | None = token_ids(50256)
     eos_token_id: int | tuple[int, ...] | None = token_ids(50256)
 
@@ -40,10 +32,26 @@ class GPT2Config(EqualHeadsConfig):
         "n_layer": "num_hidden_layers",
         "n_head": "num_attention_heads",
     }
-    also_read: ClassVar[frozenset[str]] = frozenset({"n_ctx", "reorder_and_upcast_attn"})
+    also_read: ClassVar[frozenset[str]] = frozenset({"n_ctx"})
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {"n_inner": self.n_inner or 4 * self.hidden_size}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Config(GPTNamesConfig):
+    vocab_size: int = count(50257)
+    max_position_embeddings: int = count(1024, MAX_POSITIONS)
+    hidden_size: int = count(768)
+    num_hidden_layers: int = count(12, MAX_LAYERS)
+    num_attention_heads: int = count(12)
+    scale_attn_weights: bool = flag(True)
+    scale_attn_by_inverse_layer_idx: bool = flag(False)
+    matrices_transposed: bool = flag(True)
+    """False in GGUF files."""
+    tie_word_embeddings: bool = flag(True)
+
+    also_read: ClassVar[frozenset[str]] = GPTNamesConfig.also_read | {"reorder_and_upcast_attn"}
 
     def attention_scale(self, layer: int) -> float:
         """Factor of the scores."""

@@ -4,40 +4,28 @@ bias."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from pace.batch import Positions
 from pace.llm.layers import Attention, Block, Embedding, LayerNorm, Linear, PlainMLP, RopeConfig, Rotary
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.families.equal_heads import EqualHeadsConfig
-from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, activation, count, number, token_ids
+from pace.llm.models.families.gpt2 import GPTNamesConfig
+from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count
 from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTJConfig(EqualHeadsConfig):
+class GPTJConfig(GPTNamesConfig):
     vocab_size: int = count(50400)
     max_position_embeddings: int = count(2048, MAX_POSITIONS)
     hidden_size: int = count(4096)
     num_hidden_layers: int = count(28, MAX_LAYERS)
     num_attention_heads: int = count(16)
     rotary_dim: int = count(64, minimum=2)
-    n_inner: int | None = count(None, optional=True)
-    activation_function: str = activation("gelu_new")
-    layer_norm_epsilon: float = number(1e-5, 0.0, 1.0)
-    bos_token_id: int | tuple[int, ...] | None = token_ids(50256)
-    eos_token_id: int | tuple[int, ...] | None = token_ids(50256)
 
-    aliases: ClassVar[dict[str, str]] = {
-        "n_positions": "max_position_embeddings",
-        "n_embd": "hidden_size",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-    }
     only_here: ClassVar[dict[str, tuple]] = {"rotary": (True,), "rope_scaling": (None,), "scale_attn_weights": (True,)}
-    also_read: ClassVar[frozenset[str]] = frozenset({"n_ctx"})
 
     def check(self) -> None:
         super().check()
@@ -46,9 +34,6 @@ class GPTJConfig(EqualHeadsConfig):
                 f"config.json: rotary_dim must be even and at most n_embd / n_head = {self.head_dim}; got "
                 f"{self.rotary_dim}"
             )
-
-    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return {"n_inner": self.n_inner or 4 * self.hidden_size}
 
     @property
     def rope(self) -> RopeConfig:

@@ -61,6 +61,7 @@ class KimiDeltaConfig(ListedMixturesConfig, LatentBiasedConfig):
         "num_expert_group": "n_group",
         "num_experts_per_token": "num_experts_per_tok",
     }
+    only_here: ClassVar[dict[str, tuple]] = {"hidden_act": ("silu", "swish")}
     low_rank: ClassVar[bool]
     """True if gates and steps are the product of two matrices, whose rank is the width of a head."""
     lower_bound: ClassVar[float] = 0.0

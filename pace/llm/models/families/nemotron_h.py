@@ -133,6 +133,10 @@ class NemotronHConfig(BiasedChoiceConfig, LlamaConfig):
         pattern = self.hybrid_override_pattern
         if self.layer_types and pattern and self.layer_types != pattern:
             raise ValueError("config.json: hybrid_override_pattern contradicts layers_block_type")
+        if not {LINEAR, FULL} & set(self.kinds):
+            raise NotImplementedError(
+                f"config.json: layers_block_type needs a layer that keeps something: {LINEAR} or {FULL}"
+            )
         if self.num_hidden_layers not in (None, len(self.kinds)):
             logger.warning(
                 "config.json: num_hidden_layers = %d is ignored, as transformers does for NemotronH: %d layers have "

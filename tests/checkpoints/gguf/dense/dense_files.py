@@ -10,22 +10,34 @@ from typing import Any
 
 import gguf
 import torch
-from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.comparison.gguf_families import permute, rope_factors
 from pace.llm.models.families.renamed import ExaoneForCausalLM
 from tests.checkpoints.gguf import latent_files
-from tests.checkpoints.gguf.files import finish, stored, tensor_names
+from tests.checkpoints.gguf.files import add_stored, finish, tensor_names
 
 ARCHITECTURES = {
-    "arcee": "arcee", "exaone": "exaone", "exaone4": "exaone4", "gemma": "gemma", "granite_swa": "granite_swa",
-    "internlm3": "llama", "iquestcoder": "llama", "jais2": "jais2", "ministral3": "mistral3", "mistral": "mistral3",
-    "nemotron": "nemotron", "seed_oss": "seed_oss", "youtu": "deepseek2",
+    "arcee": "arcee", "bitnet": "bitnet", "exaone": "exaone", "exaone4": "exaone4", "gemma": "gemma",
+    "granite_swa": "granite_swa", "granitemoe_swa": "granite_swa", "internlm3": "llama", "iquestcoder": "llama",
+    "jais2": "jais2", "llama": "internlm2", "ministral3": "mistral3", "mistral": "mistral3", "nemotron": "nemotron",
+    "seed_oss": "seed_oss", "youtu": "deepseek2",
 }  # fmt: skip
-"""GGUF's architecture names by model_type. Mistral is one of a checkpoint that takes images."""
-PERMUTED = ("arcee", "granite_swa", "llama", "mistral3")
+"""GGUF's architecture names by model_type. Mistral is one of a checkpoint that takes images, and Llama an InternLM 2,
+which has its tensors in files."""
+PERMUTED = ("arcee", "granite_swa", "internlm2", "llama", "mistral3")
+UNKNOWN = {
+    r"self_attn\.attn_sub_norm\.weight": "attn_sub_norm",
+    r"mlp\.ffn_sub_norm\.weight": "ffn_sub_norm",
+    r"self_attn\.sinks": "attn_sinks",
+    r"block_sparse_moe\.(?:experts\.gate_up_proj|input_linear\.weight)": "ffn_gate_up_exps",
+    r"block_sparse_moe\.(?:experts\.down_proj|output_linear\.weight)": "ffn_down_exps",
+    r"block_sparse_moe\.router\.(?:layer\.)?weight": "ffn_gate_inp",
+    r"shared_mlp\.input_linear\.weight": "ffn_up_shexp",
+    r"shared_mlp\.output_linear\.weight": "ffn_down_shexp",
+}
+"""Names that the gguf package of this version does not know, by pattern: norms of BitNet, Granite with windows."""
 ADDS_ONE = ("gemma", "nemotron")
 LAYER_NORMS = {"nemotron": "norm_eps", "jais2": "layer_norm_eps"}
 
@@ -45,11 +57,7 @@ def write_dense(
     add_keys(writer, config)
     add(writer)
     for name, tensor in arranged(load_file(folder / "model.safetensors"), config, architecture):
-        kind = Kind[types if tensor.ndim > 1 else "F32"]
-        data, values = stored(tensor.float().contiguous(), kind)
-        if as_floats:
-            data, kind = values.contiguous().numpy(), Kind.F32
-        writer.add_tensor(name, data, raw_dtype=kind)
+        add_stored(writer, name, tensor, types if tensor.ndim > 1 else "F32", as_floats)
     finish(writer)
 
 
@@ -67,8 +75,9 @@ def arranged(state: dict[str, Tensor], config: dict[str, Any], architecture: str
                 tensor = permute(tensor, config["num_attention_heads" if heads[1] == "q" else "num_key_value_heads"])
         if architecture in ADDS_ONE and name.endswith("norm.weight"):
             tensor = tensor + 1
-        sinks = re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.sinks", name)
-        yield f"blk.{sinks[1]}.attn_sinks.weight" if sinks else names(name), tensor
+        inside = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
+        part = inside and next((part for pattern, part in UNKNOWN.items() if re.fullmatch(pattern, inside[2])), None)
+        yield f"blk.{inside[1]}.{part}.weight" if part else names(name), tensor
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "llama3":
         more = {"head_dim": head_dim(config), "rope_theta": rope["rope_theta"], "rope_scaling": rope}
@@ -110,10 +119,14 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     else:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     add_rotation(writer, config)
-    if family in ("exaone4", "granite_swa") and config["sliding_window"]:
+    if family in ("exaone4", "granite_swa", "granitemoe_swa") and config["sliding_window"]:
         writer.add_sliding_window(config["sliding_window"])
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
-    if family == "granite_swa":
+    if family == "granitemoe_swa":
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+    if family in ("granite_swa", "granitemoe_swa"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])

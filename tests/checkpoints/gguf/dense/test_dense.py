@@ -4,7 +4,6 @@ from."""
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -15,27 +14,26 @@ pytest.importorskip("transformers")
 
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.llm.models.model_list import read_config
+from tests.checkpoints.gguf.checks import IDS as IDS_OF_TOKENS
+from tests.checkpoints.gguf.checks import check_blocks, check_config, check_logits
 from tests.checkpoints.gguf.dense.dense_files import write_dense
 from tests.checkpoints.gguf.files import load
+from tests.editing import change_json
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny
-from tests.llm.models.visit import TOLERANCE, oracle, relative_error
 from tests.plugins.tiers import sample
 from tests.support import prefill
 
 HELD = (
-    "arcee-default exaone-default exaone-llama3-tied exaone4-default exaone4-no-window exaone4-types-tied "
-    "gemma-default granite_swa-default granite_swa-types internlm3-default iquestcoder-bias-tied jais2-default "
-    "jais2-no-bias ministral3-default mistral-no-window nemotron-default nemotron-bias-linear seed_oss-default "
-    "seed_oss-biases youtu-default"
+    "arcee-default bitnet-tied-bias-silu exaone-default exaone-llama3-tied exaone4-default exaone4-no-window "
+    "exaone4-types-tied gemma-default granite_swa-default granite_swa-types granitemoe_swa-default internlm3-default "
+    "iquestcoder-bias-tied jais2-default jais2-no-bias llama-gqa ministral3-default mistral-no-window nemotron-default "
+    "nemotron-bias-linear seed_oss-default seed_oss-biases youtu-default"
 ).split()
 """The variants that a file can describe."""
-ALWAYS = {"exaone4-default", "gemma-default", "granite_swa-default", "ministral3-default", "nemotron-default",
-          "seed_oss-default", "youtu-default"}  # fmt: skip
-UNSTATED = {"bos_token_id", "eos_token_id", "pad_token_id"}
-"""Fields that come from a file's vocabulary, which these have not."""
+ALWAYS = {"exaone4-default", "gemma-default", "granite_swa-default", "granitemoe_swa-default", "ministral3-default",
+          "nemotron-default", "seed_oss-default", "youtu-default"}  # fmt: skip
 OTHERS = {"exaone4": "sliding_window_pattern", "exaone": "rope", "nemotron": "rms_norm_eps", "jais2": "rms_norm_eps"}
 """model_type -> pattern of fields that a file does not have or expresses differently."""
-IDS_OF_TOKENS = torch.randint(2, 99, (45,), generator=torch.Generator().manual_seed(1))
 
 
 def written(tmp_path, name, **options):
@@ -53,22 +51,12 @@ def config_of(tmp_path):
 
 @pytest.mark.parametrize("name", sample(HELD, ALWAYS.__contains__))
 def test_float32_logits_and_the_config(tmp_path, name):
-    theirs = written(tmp_path, name)
-    logits, of_hub = (prefill(load(tmp_path / path), IDS_OF_TOKENS) for path in ("model.gguf", "hub"))
-    assert relative_error(logits, oracle(theirs, IDS_OF_TOKENS)) < TOLERANCE
-    if "llama3" not in name and name != "exaone4-no-window":  # their factors are rounded to float32
-        assert torch.equal(logits, of_hub), "the bits of the checkpoint"
-    model_class, found = config_of(tmp_path)
-    other_class, expected = read_config(json.loads((tmp_path / "hub" / "config.json").read_text()))
-    if other_class.saved_as is None:  # InternLM 3 and IQuest-Coder are a Llama in files
-        assert model_class is other_class
-    elif "exaone" not in name:
-        return
-    left_out = re.compile(OTHERS.get(name.split("-")[0], "") or "-")
-    fields = [field for field in vars(expected) if field not in UNSTATED and not left_out.fullmatch(field)]
-    if name == "exaone4-no-window":
-        fields.remove("rope")
-    assert {field: vars(found)[field] for field in fields} == {field: vars(expected)[field] for field in fields}
+    # Their factors are rounded to float32 in files.
+    check_logits(tmp_path, written(tmp_path, name), same_bits="llama3" not in name and name != "exaone4-no-window")
+    saved_as = read_config(json.loads((tmp_path / "hub" / "config.json").read_text()))[0].saved_as
+    if saved_as is None or "exaone" in name:  # InternLM 3 and IQuest-Coder are a Llama in files
+        unstated = OTHERS.get(name.split("-")[0], "") + ("|rope" if name == "exaone4-no-window" else "")
+        check_config(tmp_path, unstated)
 
 
 WIDE = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -79,11 +67,7 @@ LATENT = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rop
 def test_blocks_have_the_weights_of_the_file(tmp_path, model_type):
     sizes = WIDE | (LATENT | {"num_key_value_heads": 2} if model_type == "youtu" else {})
     save_tiny(tmp_path / "hub", model_type, sizes)
-    for as_floats, path in ((False, tmp_path / "model.gguf"), (True, tmp_path / "floats.gguf")):
-        write_dense(tmp_path / "hub", path, "Q8_0", as_floats)
-    blocks, floats = (load(tmp_path / f"{stem}.gguf", backend="torch") for stem in ("model", "floats"))
-    assert any(matrix.plan.layouts for matrix in blocks.matrices())
-    assert relative_error(*(prefill(model, IDS_OF_TOKENS) for model in (blocks, floats))) < TOLERANCE
+    check_blocks(tmp_path, write_dense)
 
 
 def change(name, value):
@@ -102,9 +86,14 @@ def test_layers_of_granite_that_do_not_rotate(tmp_path):
     written(tmp_path, "granite_swa-default", add=change("attention.rope_pattern", [True, False, True, True, False]))
     assert config_of(tmp_path)[1].layer_rope_theta == (1e4, 0.0, 1e4, 1e4, 0.0)
     logits = prefill(load(tmp_path / "model.gguf"), IDS_OF_TOKENS)
-    hub = tmp_path / "hub" / "config.json"
-    hub.write_text(json.dumps(json.loads(hub.read_text()) | {"layer_rope_theta": [1e4, 0, 1e4, 1e4, 0]}))
+    change_json(tmp_path / "hub" / "config.json", layer_rope_theta=[1e4, 0, 1e4, 1e4, 0])
     assert torch.equal(logits, prefill(load(tmp_path / "hub"), IDS_OF_TOKENS))
+
+
+def test_a_granite_without_rotation_is_refused(tmp_path):
+    written(tmp_path, "granite_swa-default", add=lambda writer: writer.add_rope_scaling_finetuned(False))
+    with pytest.raises(NotImplementedError, match="granite_swa.rope.scaling.finetuned = false"):
+        config_of(tmp_path)
 
 
 def test_windows_of_exaone_that_a_file_does_not_state(tmp_path):

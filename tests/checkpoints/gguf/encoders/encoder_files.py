@@ -15,7 +15,7 @@ from gguf import PoolingType, TokenType
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.checkpoints.gguf.files import finish, stored, tensor_names
+from tests.checkpoints.gguf.files import add_stored, finish, tensor_names
 
 ARCHITECTURES = {
     "bert": "bert", "roberta": "bert", "xlm-roberta": "bert", "distilbert": "bert", "nomic_bert": "nomic-bert",
@@ -58,11 +58,7 @@ def write_encoder(
     for name, tensor in arranged(load_file(folder / "model.safetensors"), config, keeps):
         is_table = name in ("position_embd.weight", "token_types.weight")
         fits = tensor.ndim > 1 and tensor.shape[1] % gguf.GGML_QUANT_SIZES[Kind[types]][0] == 0
-        kind = Kind[types if fits and not is_table else "F32"]
-        data, values = stored(tensor.float().contiguous(), kind)
-        if as_floats:
-            data, kind = values.contiguous().numpy(), Kind.F32
-        writer.add_tensor(name, data, raw_dtype=kind)
+        add_stored(writer, name, tensor, types if fits and not is_table else "F32", as_floats)
     for name, matrix in dense_matrices(config["hidden_size"], dense) if dense else ():
         writer.add_tensor(name, matrix)
         writer.add_dense_features_dims(name.removesuffix(".weight"), *matrix.shape[::-1])

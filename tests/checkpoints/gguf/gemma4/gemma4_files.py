@@ -10,10 +10,9 @@ from typing import Any
 
 import gguf
 import torch
-from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
-from tests.checkpoints.gguf.files import finish, stored, tensor_names
+from tests.checkpoints.gguf.files import add_stored, finish, tensor_names
 
 FLOATS = ("_norm.weight", "ffn_gate_inp.weight", "layer_output_scale.weight", ".scale")
 """Ends of names of tensors that are never quantised."""
@@ -47,11 +46,8 @@ def write_gemma4(
             pieces = {known.replace("gate_up", part): half for part, half in zip(("gate", "up"), tensor.chunk(2, 1))}
         for known, piece in pieces.items():
             kind = types if isinstance(types, str) else types(known)
-            kind = Kind["F32" if piece.ndim < 2 or known.endswith(FLOATS) else kind]
-            data, values = stored(piece.float().contiguous(), kind)
-            if as_floats:
-                data, kind = values.contiguous().numpy(), Kind.F32
-            writer.add_tensor(known, data, raw_dtype=kind)
+            is_float = piece.ndim < 2 or known.endswith(FLOATS)
+            add_stored(writer, known, piece, "F32" if is_float else kind, as_floats)
     heads = head_dim_of_full(config) // 2
     rotated = int(config["rope_parameters"]["full_attention"]["partial_rotary_factor"] * heads)
     writer.add_tensor("rope_freqs.weight", torch.tensor([1.0] * rotated + [1e30] * (heads - rotated)).numpy())

@@ -16,10 +16,11 @@ from pace.checkpoints.gguf.config import special_tokens
 from pace.checkpoints.gguf.file import GgufFile
 from pace.llm.models.model_list import read_config
 from pace.tokenizer.loading import load_tokenizer
+from tests.checkpoints.gguf.checks import IDS as IDS_OF_TOKENS
+from tests.checkpoints.gguf.checks import check_blocks, check_logits
 from tests.checkpoints.gguf.files import add_tokenizer, load
 from tests.checkpoints.gguf.gemma4.gemma4_files import write_gemma4
 from tests.checkpoints.gguf.test_tokenizer import STRANGE, file_with, random_texts
-from tests.llm.models.visit import TOLERANCE, oracle, relative_error
 from tests.llm.text.tokenizer_zoo import with_first_blank
 from tests.support import prefill
 
@@ -39,7 +40,6 @@ HELD = {
     "26b": {"attention_k_eq_v": True, "num_global_key_value_heads": 1, **EXPERTS},
     "12b": {"layer_types": [FULL] * 4, "final_logit_softcapping": None},
 }  # fmt: skip
-IDS_OF_TOKENS = torch.randint(2, 99, (45,), generator=torch.Generator().manual_seed(1))
 
 
 def saved(folder, **fields):
@@ -59,13 +59,9 @@ def saved(folder, **fields):
 @pytest.mark.parametrize("name", HELD)
 def test_float32_logits(tmp_path, name):
     theirs = saved(tmp_path / "hub", **HELD[name])
-    expected = oracle(theirs, IDS_OF_TOKENS)
-    of_hub = prefill(load(tmp_path / "hub"), IDS_OF_TOKENS)
     for apart in (False, True) if name == "26b" else (False,):
         write_gemma4(tmp_path / "hub", tmp_path / "model.gguf", apart=apart)
-        logits = prefill(load(tmp_path / "model.gguf"), IDS_OF_TOKENS)
-        assert relative_error(logits, expected) < TOLERANCE
-        assert torch.equal(logits, of_hub), "the bits of the checkpoint"
+        check_logits(tmp_path, theirs)
 
 
 @pytest.mark.parametrize("name", HELD)
@@ -104,12 +100,7 @@ def test_keys_that_no_layer_reads(tmp_path):
 def test_blocks_have_the_weights_of_the_file(tmp_path, name, kind):
     wide = {"hidden_size": 64, "intermediate_size": 64}
     saved(tmp_path / "hub", **HELD[name] | wide)
-    for as_floats, path in ((False, tmp_path / "blocks.gguf"), (True, tmp_path / "floats.gguf")):
-        write_gemma4(tmp_path / "hub", path, kind, as_floats)
-    blocks, floats = (load(tmp_path / f"{form}.gguf", backend="torch") for form in ("blocks", "floats"))
-    assert any(matrix.plan.layouts for matrix in blocks.matrices())
-    assert relative_error(*(prefill(model, IDS_OF_TOKENS) for model in (blocks, floats))) < TOLERANCE
-    assert prefill(load(tmp_path / "blocks.gguf"), IDS_OF_TOKENS).isfinite().all()
+    check_blocks(tmp_path, write_gemma4, kind)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,11 @@ from typing import Any
 
 import gguf
 import torch
-from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.comparison.gguf_families import permute
-from tests.checkpoints.gguf.files import finish, stored, tensor_names
+from tests.checkpoints.gguf.files import add_stored, finish, tensor_names
 from tests.checkpoints.gguf.hybrids import kimi_files
 
 ARCHITECTURES = {
@@ -66,11 +65,7 @@ def write_hybrid(
     for name, tensor in tensors:
         known = name if name.startswith("blk.") else names(name)
         is_float = tensor.ndim < 2 or known.endswith(FLOATS)
-        kind = Kind["F32" if is_float else types]
-        data, values = stored(tensor.float().contiguous(), kind)
-        if as_floats:
-            data, kind = values.contiguous().numpy(), Kind.F32
-        writer.add_tensor(known, data, raw_dtype=kind)
+        add_stored(writer, known, tensor, "F32" if is_float else types, as_floats)
     finish(writer)
 
 

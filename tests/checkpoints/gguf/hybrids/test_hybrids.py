@@ -3,12 +3,8 @@ from."""
 
 from __future__ import annotations
 
-import json
-import re
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 pytest.importorskip("gguf", reason="the gguf package is not installed")
 pytest.importorskip("transformers")
@@ -18,11 +14,14 @@ from pace.checkpoints.gguf.architectures.forms import RATES
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.llm.layers import Rates
 from pace.llm.models.model_list import read_config
+from tests.checkpoints.gguf.checks import IDS as IDS_OF_TOKENS
+from tests.checkpoints.gguf.checks import check_blocks, check_config, check_logits
 from tests.checkpoints.gguf.files import load
 from tests.checkpoints.gguf.hybrids.hybrid_files import write_hybrid
+from tests.editing import change_json, edit_tensors
 from tests.llm.models.draft_heads import run, runners, save_mtp
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny
-from tests.llm.models.visit import TOLERANCE, oracle, relative_error
+from tests.llm.models.visit import TOLERANCE, relative_error
 from tests.support import prefill
 
 MIXTURE = {"layers_block_type": ["moe", "linear_attention", "full_attention", "moe"]}
@@ -43,8 +42,6 @@ HELD = {name: VARIANTS[IDS.index(name)] for name in (
     "bailing_hybrid-unbounded": ("bailing_hybrid", "unbounded", {"kda_safe_gate": False, "q_lora_rank": 24}),
 }  # fmt: skip
 """The variants that a file can describe: no keys have limits of steps, or the activation."""
-UNSTATED = {"bos_token_id", "eos_token_id", "pad_token_id"}
-"""Fields that come from a file's vocabulary, which these have not."""
 UNSTATED_OF = {
     "lfm2": "block_.*|full_attn_idxs",
     "lfm2_moe": "",
@@ -61,7 +58,6 @@ UNSTATED_OF = {
 MARKS = "qwen35.attention.recurrent_layers"
 OTHER_ORDER = ("qwen3_5", "falcon_h1")
 """Families whose files have value heads in another order, or factors in the weights. Their last bits differ."""
-IDS_OF_TOKENS = torch.randint(2, 99, (45,), generator=torch.Generator().manual_seed(1))
 
 
 def written(tmp_path, name, **options):
@@ -73,26 +69,9 @@ def written(tmp_path, name, **options):
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_float32_logits(tmp_path, name):
-    theirs = written(tmp_path, name)
-    expected = oracle(theirs, IDS_OF_TOKENS)
-    logits, of_hub = (prefill(load(tmp_path / path), IDS_OF_TOKENS) for path in ("model.gguf", "hub"))
-    assert relative_error(logits, expected) < TOLERANCE
-    if not name.startswith(OTHER_ORDER):
-        assert torch.equal(logits, of_hub), "the bits of the checkpoint"
-
-
-@pytest.mark.parametrize("name", HELD)
-def test_the_config_is_that_of_the_hub(tmp_path, name):
-    """All fields are equal, except those that a file does not have or expresses differently."""
-    written(tmp_path, name)
-    with GgufCheckpoint(tmp_path / "model.gguf") as reader:
-        model_class, found = read_config(reader.config)
-    other_class, expected = read_config(json.loads((tmp_path / "hub" / "config.json").read_text()))
-    assert model_class is other_class
-    other = [field for field in vars(expected) if re.fullmatch(UNSTATED_OF.get(HELD[name][0], ""), field)]
-    same = [field for field in vars(expected) if field not in UNSTATED and field not in other]
-    assert {field: vars(found)[field] for field in same} == {field: vars(expected)[field] for field in same}
+def test_float32_logits_and_the_config(tmp_path, name):
+    check_logits(tmp_path, written(tmp_path, name), same_bits=not name.startswith(OTHER_ORDER))
+    check_config(tmp_path, UNSTATED_OF.get(HELD[name][0], ""))
 
 
 def test_rates_of_decay_are_those_of_the_file():
@@ -125,12 +104,7 @@ def test_blocks_have_the_weights_of_the_file(tmp_path, model_type):
     default = VARIANTS[IDS.index(f"{model_type}-default")][2]
     save_tiny(tmp_path / "hub", model_type, default | WIDE | QUANTISED[model_type])
     for kind in ("Q8_0", "Q4_0"):
-        for as_floats, path in ((False, tmp_path / f"{kind}.gguf"), (True, tmp_path / "floats.gguf")):
-            write_hybrid(tmp_path / "hub", path, kind, as_floats)
-        blocks, floats = (load(path, backend="torch") for path in (tmp_path / f"{kind}.gguf", tmp_path / "floats.gguf"))
-        assert any(matrix.plan.layouts for matrix in blocks.matrices())
-        assert relative_error(*(prefill(model, IDS_OF_TOKENS) for model in (blocks, floats))) < TOLERANCE
-        assert prefill(load(tmp_path / f"{kind}.gguf"), IDS_OF_TOKENS).isfinite().all()
+        check_blocks(tmp_path, write_hybrid, kind)
 
 
 def test_a_layer_that_predicts_further_tokens_is_left_out(tmp_path):
@@ -138,11 +112,10 @@ def test_a_layer_that_predicts_further_tokens_is_left_out(tmp_path):
     written(tmp_path, "qwen3_5_text-default")
     expected = prefill(load(tmp_path / "model.gguf"), IDS_OF_TOKENS)
     hub = tmp_path / "hub"
-    state, config = load_file(hub / "model.safetensors"), json.loads((hub / "config.json").read_text())
+    config = change_json(hub / "config.json", mtp_num_hidden_layers=1)
     width = config["hidden_size"]
-    state |= {"mtp.fc.weight": torch.ones(width, 2 * width), "mtp.norm.weight": torch.ones(width)}
-    save_file(state, hub / "model.safetensors")
-    (hub / "config.json").write_text(json.dumps(config | {"mtp_num_hidden_layers": 1}))
+    with edit_tensors(hub) as state:
+        state |= {"mtp.fc.weight": torch.ones(width, 2 * width), "mtp.norm.weight": torch.ones(width)}
     write_hybrid(hub, tmp_path / "longer.gguf")
     with GgufCheckpoint(tmp_path / "longer.gguf") as reader:
         assert reader.metadata["qwen35.block_count"] == config["num_hidden_layers"] + 1
@@ -154,8 +127,7 @@ def test_drafts_of_the_layer_for_multi_token_prediction(model_type, tmp_path):
     """It is the same layer as on the Hub."""
     hub = tmp_path / "hub"
     save_mtp(hub, model_type)
-    config = json.loads((hub / "config.json").read_text())
-    (hub / "config.json").write_text(json.dumps(config | {"mtp_num_hidden_layers": 1}))
+    change_json(hub / "config.json", mtp_num_hidden_layers=1)
     write_hybrid(hub, tmp_path / "model.gguf")
     of_hub, of_file = (runners(path, "mtp") for path in (hub, tmp_path / "model.gguf"))
     rows, ours = (run(target, IDS_OF_TOKENS)[1] for target, _ in (of_hub, of_file))

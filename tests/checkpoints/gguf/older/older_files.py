@@ -11,12 +11,11 @@ from typing import Any
 
 import gguf
 import torch
-from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.comparison.gguf_families import permute, rope_factors
-from tests.checkpoints.gguf.files import finish, stored, tensor_names
+from tests.checkpoints.gguf.files import add_stored, finish, tensor_names
 
 ARCHITECTURES = {
     "apertus": "apertus", "bloom": "bloom", "falcon": "falcon", "gpt_bigcode": "starcoder", "mpt": "mpt",
@@ -47,12 +46,9 @@ def write_older(
         if ".act_fn." in name:
             continue  # numbers of xIELU are keys
         is_float = tensor.ndim < 2 or "wpe" in name
-        kind = Kind["F32" if is_float else types if isinstance(types, str) else types(name)]
-        data, values = stored(arranged(name, tensor.float(), config).contiguous(), kind)
-        if as_floats:
-            data, kind = values.contiguous().numpy(), Kind.F32
         short = name.removeprefix("transformer.") if architecture == "bloom" else name
-        writer.add_tensor(names(short), data, raw_dtype=kind)
+        kind = "F32" if is_float else types if isinstance(types, str) else types(name)
+        add_stored(writer, names(short), arranged(name, tensor, config), kind, as_floats)
     for name, factors in extra_tensors(config):
         writer.add_tensor(name, factors)
     finish(writer)

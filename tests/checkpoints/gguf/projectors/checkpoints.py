@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.llm.models.rotations import mrope
 from tests.llm.models.towers.gemma.gemma4_models import randomise_tower
-from tests.llm.models.variants import SIZES, mrope, randomise, save_pretrained
+from tests.llm.models.variants import SIZES, randomise, save_pretrained
 
 IMAGE, SOUND = 90, 91
 """Ids of the placeholders."""

@@ -14,17 +14,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
-from gguf import GGMLQuantizationType as Kind
-from safetensors.torch import load_file, save_file
+import numpy as np
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from benchmarks.comparison.gguf_families import permute
+from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
+from pace.checkpoints.gguf.file import GgufFile
 from tests.checkpoints.gguf.dense.dense_files import write_dense
-from tests.checkpoints.gguf.files import finish, stored, write_gguf
+from tests.checkpoints.gguf.files import add_stored, finish, write_gguf
 from tests.checkpoints.gguf.gemma4.gemma4_files import write_gemma4
 from tests.checkpoints.gguf.hybrids.hybrid_files import write_hybrid
 from tests.checkpoints.gguf.projectors.checkpoints import IMAGE, SOUND, save_text, save_whole
+from tests.editing import edit_tensors
 
 Fields = dict[str, Any]
 Change = Callable[[gguf.GGUFWriter], object]
@@ -200,25 +203,24 @@ def save_pair(
     round_halves(hub, family)
     config = save_text(hub, text)
     write = WRITERS.get(config["model_type"], write_gguf)
-    write(text, model, add=lambda writer: add_vocabulary(writer, placeholder or FAMILIES[family].token))
+    marks = {IMAGE: placeholder or FAMILIES[family].token, SOUND: "<|audio|>"}
+    write(text, model, add=lambda writer: add_vocabulary(writer, marks))
     write_mmproj(hub, mmproj, family, types, add)
     return hub, model, mmproj
 
 
 def round_halves(hub: Path, family: str) -> None:
     """Rounds the tensors of a checkpoint to float16 that mmproj files of every type have in it."""
-    config, path = json.loads((hub / "config.json").read_text()), hub / "model.safetensors"
-    state = load_file(path)
-    for name, source, _ in tower_tensors(state, FAMILIES[family], config):
-        if re.match(FAMILIES[family].halves, name):
-            state[source] = state[source].half().float()
-    save_file(state, path, {"format": "pt"})
+    config = json.loads((hub / "config.json").read_text())
+    with edit_tensors(hub) as state:
+        for name, source, _ in tower_tensors(state, FAMILIES[family], config):
+            if re.match(FAMILIES[family].halves, name):
+                state[source] = state[source].half().float()
 
 
-def add_vocabulary(writer: gguf.GGUFWriter, placeholder: str) -> None:
-    """Adds a vocabulary of letters and signs, and of special tokens."""
-    tokens = [chr(33 + index) if index < 90 else f"<|{index}|>" for index in range(98)] + ["ab"]
-    tokens[IMAGE], tokens[SOUND] = placeholder, "<|audio|>"
+def add_vocabulary(writer: gguf.GGUFWriter, marks: dict[int, str]) -> None:
+    """Adds a vocabulary of letters and signs, and of special tokens. `marks`: names of some of these, by id."""
+    tokens = [marks.get(index, chr(33 + index) if index < 90 else f"<|{index}|>") for index in range(98)] + ["ab"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
@@ -267,12 +269,35 @@ def write_mmproj(hub: Path, path: Path, family: str, types: str = "F32", add: Ch
     for name, tensor in tensors:
         is_matrix = tensor.ndim >= 2 and not re.search("position_embd|patch_norm|class_embd", name)
         forced = "F16" if re.match(made.halves, name) else "F32" if re.search(FLOATS, name) else types
-        kind = Kind[forced if is_matrix else "F32"]
-        kind = Kind.F16 if kind == Kind.Q8_0 and tensor.shape[-1] % 32 else kind
-        data, _ = stored(tensor.float().contiguous(), kind)
-        writer.add_tensor(name, data, raw_dtype=kind)
+        add_fitting(writer, name, tensor, forced if is_matrix else "F32")
     add(writer)
     finish(writer)
+
+
+def add_fitting(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: str) -> None:
+    """Adds a tensor in a type of ggml; as F16 if its rows are not whole blocks of Q8_0."""
+    add_stored(writer, name, tensor, "F16" if kind == "Q8_0" and tensor.shape[-1] % 32 else kind)
+
+
+def check_damaged_bytes(path: Path, mmproj: Path) -> None:
+    """Random changes to the header of an mmproj file give one clear error, or towers whose tensors can be read."""
+    content, damaged = mmproj.read_bytes(), mmproj.with_name("damaged.gguf")
+    end = min(tensor.begin for tensor in GgufFile(mmproj).tensors.values())
+    chance, failed = np.random.default_rng(0), 0
+    for _ in range(60):
+        data = bytearray(content)
+        for at in chance.integers(4, end, 3):
+            data[at] = chance.integers(256)
+        damaged.write_bytes(data)
+        try:
+            with GgufCheckpoint(path) as reader:
+                reader.add_towers(damaged)
+                for name in reader.towers.tensors:
+                    reader.read(name)
+        except (ValueError, NotImplementedError) as error:
+            assert "damaged.gguf" in str(error), error
+            failed += 1
+    assert failed > 20
 
 
 def depth_of(config: Fields, made: Family) -> int:

@@ -10,13 +10,14 @@ from typing import Any
 
 import gguf
 import torch
-from gguf import GGMLQuantizationType as Kind
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.checkpoints.gguf.files import finish, stored, write_gguf
+from tests.checkpoints.gguf.files import finish, write_gguf
 from tests.checkpoints.gguf.hybrids.hybrid_files import write_hybrid
 from tests.checkpoints.gguf.projectors.checkpoints import save_text
+from tests.checkpoints.gguf.projectors.files import add_fitting, add_vocabulary
+from tests.editing import edit_tensors
 from tests.llm.models.towers import hearing, omni, seeing
 
 PROJECTORS = {
@@ -91,26 +92,16 @@ def save_pair(folder: Path, model_type: str, types: str = "F32", add: Change = l
 
 def round_convolutions(hub: Path) -> None:
     """Rounds the convolutions of a checkpoint to float16, which mmproj files of every type have."""
-    state = load_file(hub / "model.safetensors")
-    rounded = {name: tensor.half().float() for name, tensor in state.items() if re.search(r"conv2d\d\.weight", name)}
-    save_file(state | rounded, hub / "model.safetensors", {"format": "pt"})
+    with edit_tensors(hub) as state:
+        for name in state:
+            if re.search(r"conv2d\d\.weight", name):
+                state[name] = state[name].half().float()
 
 
 def add_deepstack(writer: gguf.GGUFWriter, model_type: str) -> None:
     if model_type in ("qwen3_vl", "qwen3_asr"):
         layers = seeing.MODELS["qwen3_vl"][1]["deepstack_visual_indexes"]
         writer.add_uint32("qwen3vl.n_deepstack_layers", len(layers) if model_type == "qwen3_vl" else 0)
-
-
-def add_vocabulary(writer: gguf.GGUFWriter, marks: dict[int, str]) -> None:
-    """Adds a vocabulary of letters and signs, and of special tokens."""
-    tokens = [marks.get(index, chr(33 + index) if index < 90 else f"<|{index}|>") for index in range(98)] + ["ab"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
-    normal, control = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
-    writer.add_token_types([control if token.startswith("<|") else normal for token in tokens])
-    writer.add_token_merges(["a b"])
 
 
 def write_mmproj(hub: Path, path: Path, types: str = "F32", add: Change = lambda writer: None) -> None:
@@ -130,10 +121,8 @@ def write_mmproj(hub: Path, path: Path, types: str = "F32", add: Change = lambda
         writer.add_string("clip.vision.projector_type", "qwen3vl_merger") if vision else None
     for name, tensor in tower_tensors(load_file(hub / "model.safetensors"), vision or {}).items():
         is_matrix = tensor.ndim == 2 and not name.startswith("v.position_embd")
-        kind = Kind[types if is_matrix else "F16" if "conv2d" in name and name.endswith("weight") else "F32"]
-        kind = Kind.F16 if kind == Kind.Q8_0 and tensor.shape[-1] % 32 else kind
-        data, _ = stored(tensor.float().contiguous(), kind)
-        writer.add_tensor(name, data, raw_dtype=kind)
+        other = "F16" if "conv2d" in name and name.endswith("weight") else "F32"
+        add_fitting(writer, name, tensor, types if is_matrix else other)
     add(writer)
     finish(writer)
 

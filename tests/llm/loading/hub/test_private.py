@@ -20,6 +20,7 @@ from pace.llm.loading.options import LoadOptions  # noqa: E402
 from pace.server.fingerprint import fingerprint  # noqa: E402
 from pace.tokenizer.loading import load_tokenizer  # noqa: E402
 from tests.checkpoints.gguf.files import add_tokenizer, write_gguf  # noqa: E402
+from tests.editing import change_json  # noqa: E402
 from tests.llm.models.variants import save_tiny  # noqa: E402
 from tests.llm.text.tokenizer_zoo import sentencepiece  # noqa: E402
 
@@ -35,8 +36,7 @@ def with_many_tokens(folder: Path, tokenizer, **config: object) -> Path:
     taken = len(tokenizer)
     state["model"]["vocab"] |= {f"filler{index}": taken + index for index in range(MORE)}
     (folder / "tokenizer.json").write_text(json.dumps(state))
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | config))
+    change_json(folder / "tokenizer_config.json", **config)
     return folder
 
 
@@ -72,8 +72,7 @@ def forms(tmp_path_factory):
     for name, (model_type, settings) in FORMS.items():
         if not name.endswith(".gguf"):
             shutil.copytree(by_bytes, folder / name)
-            written = json.loads((folder / name / "tokenizer_config.json").read_text())
-            (folder / name / "tokenizer_config.json").write_text(json.dumps(written | settings))
+            change_json(folder / name / "tokenizer_config.json", **settings)
             if model_type:
                 (folder / name / "config.json").write_text(json.dumps({"model_type": model_type}))
     return folder

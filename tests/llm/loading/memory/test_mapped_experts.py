@@ -8,13 +8,13 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from pace import _C
 from pace.assets import TINY
 from pace.checkpoints.packed_file import PARTIAL
 from pace.llm import LLMModel, SamplingConfig
 from tests.checkpoints.quantized.models import save_quantized
+from tests.editing import edit_tensors
 from tests.llm.forked import run_each
 from tests.llm.models.families.test_expert_forms import in_mxfp4
 from tests.llm.models.variants import save_tiny
@@ -120,9 +120,8 @@ def test_a_changed_checkpoint_gets_a_new_file(qwen, reads):
     first = logits(qwen, **INT4, **MAPPED)
     path = qwen / "model.safetensors"
     before = path.stat()
-    state = load_file(path)
-    state["model.layers.0.mlp.experts.0.up_proj.weight"] *= -1
-    save_file(state, path, metadata={"format": "pt"})
+    with edit_tensors(qwen) as state:
+        state["model.layers.0.mlp.experts.0.up_proj.weight"] *= -1
     assert path.stat().st_size == before.st_size
     changed = logits(qwen, **INT4, **MAPPED)
     assert torch.equal(changed, logits(qwen, **INT4)) and not torch.equal(changed, first)
@@ -174,10 +173,8 @@ def test_models_of_one_name_share_a_folder(qwen, tmp_path, reads):
 
 
 def test_a_damaged_checkpoint_leaves_no_file(qwen):
-    path = qwen / "model.safetensors"
-    state = load_file(path)
-    state["model.layers.1.mlp.experts.2.down_proj.weight"][0, 0] = torch.nan
-    save_file(state, path, metadata={"format": "pt"})
+    with edit_tensors(qwen) as state:
+        state["model.layers.1.mlp.experts.2.down_proj.weight"][0, 0] = torch.nan
     with pytest.raises(ValueError, match="cannot be quantised"):
         logits(qwen, **INT4, **MAPPED)
     assert not caches(qwen) and not list(qwen.glob("*" + PARTIAL))
@@ -238,8 +235,8 @@ def large(tmp_path_factory):
     folder = tmp_path_factory.mktemp("large")
     sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "num_experts": 64, "num_hidden_layers": 4}
     save_tiny(folder, "qwen3_moe", sizes)
-    state = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    with edit_tensors(folder) as state:
+        state |= {name: tensor.bfloat16() for name, tensor in state.items()}
     yield folder
     shutil.rmtree(folder)
 

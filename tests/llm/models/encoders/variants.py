@@ -11,13 +11,9 @@ VOCABULARY = 97
 MAX_POSITIONS = 80
 
 BASE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 56,
-    "max_position_embeddings": MAX_POSITIONS,
-}
+    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 56, "max_position_embeddings": MAX_POSITIONS,
+}  # fmt: skip
 """Fields of every config, unless a variant says otherwise."""
 ROBERTA = {"type_vocab_size": 1, "layer_norm_eps": 1e-5}
 DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 56}
@@ -25,19 +21,14 @@ MODERN = {"num_hidden_layers": 5, "local_attention": 8, "pad_token_id": 0}
 EURO = {"num_key_value_heads": 2, "pad_token_id": 0}
 ULTRA = {"num_hidden_layers": 5, "num_key_value_heads": 2, "sliding_window": 5}
 GEMMA = {
-    "num_hidden_layers": 4,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "num_key_value_heads": 1,
-    "head_dim": 12,
-    "sliding_window": 12,
-    "query_pre_attn_scalar": 10,
-    "use_bidirectional_attention": True,
+    "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_key_value_heads": 1,
+    "head_dim": 12, "sliding_window": 12, "query_pre_attn_scalar": 10, "use_bidirectional_attention": True,
     "pad_token_id": 0,
-}
+}  # fmt: skip
 ROPES = {
     "full_attention": {"rope_type": "default", "rope_theta": 900.0},
     "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0},
-}
+}  # fmt: skip
 TYPES = ["sliding_attention", "full_attention", "full_attention", "sliding_attention", "sliding_attention"]
 
 

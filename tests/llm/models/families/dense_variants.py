@@ -7,14 +7,9 @@ from typing import Any
 FULL, SLIDING = "full_attention", "sliding_attention"
 LATENT = {"kv_lora_rank": 20, "q_lora_rank": 24, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 14}
 TEMPERATURE = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.7,
-}
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.7,
+}  # fmt: skip
 """Queries grow at positions 16 and 32."""
 
 DENSE_BASE: dict[str, dict[str, Any]] = {
@@ -24,20 +19,12 @@ DENSE_BASE: dict[str, dict[str, Any]] = {
     "exaone4": {"num_key_value_heads": 2, "num_hidden_layers": 4, "sliding_window": 7},
     "gemma": {"num_key_value_heads": 2, "head_dim": 12},
     "granite_swa": {
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 5,
-        "sliding_window": 7,
-        "embedding_multiplier": 3.0,
-        "attention_multiplier": 0.2,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 2.0,
+        "num_key_value_heads": 2, "num_hidden_layers": 5, "sliding_window": 7, "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.0,
     },
     "helium": {"num_key_value_heads": 2, "head_dim": 8},
     "hyperclovax": {
-        "num_key_value_heads": 2,
-        "embedding_multiplier": 3.0,
-        "attention_multiplier": 0.2,
-        "residual_multiplier": 0.4,
+        "num_key_value_heads": 2, "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4,
         "logits_scaling": 0.5,
     },
     "internlm3": {"num_key_value_heads": 2, "head_dim": 12},
@@ -53,14 +40,11 @@ DENSE_BASE: dict[str, dict[str, Any]] = {
     "persimmon": {},
     "seed_oss": {"num_key_value_heads": 2, "head_dim": 12},
     "vaultgemma": {
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "num_hidden_layers": 3,
-        "sliding_window": 7,
+        "num_key_value_heads": 2, "head_dim": 12, "num_hidden_layers": 3, "sliding_window": 7,
         "query_pre_attn_scalar": 10,
     },
     "youtu": {**LATENT, "num_key_value_heads": 4},
-}
+}  # fmt: skip
 
 
 def rope(kind: str = "default", theta: float = 500.0, **more: Any) -> dict[str, Any]:
@@ -73,11 +57,9 @@ DENSES: list[tuple[str, str, dict[str, Any]]] = [
     ("arcee", "default", {}),
     ("arcee", "yarn-bias", {**rope("yarn", **YARN), "attention_bias": True, "mlp_bias": True, "hidden_act": "silu"}),
     ("cwm", "default", {}),
-    (
-        "cwm",
-        "types-linear",
-        {**rope("linear", factor=3.0), "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL], "mlp_bias": True},
-    ),
+    ("cwm", "types-linear", {
+        **rope("linear", factor=3.0), "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL], "mlp_bias": True,
+    }),
     ("exaone", "default", {}),
     ("exaone", "llama3-tied", {**rope("llama3", **LLAMA3), "tie_word_embeddings": True, "head_dim": 12}),
     ("exaone4", "default", {}),
@@ -115,15 +97,10 @@ DENSES: list[tuple[str, str, dict[str, Any]]] = [
     ("mistral3", "ministral3", {"model_type": "ministral3", "rope_parameters": TEMPERATURE}),
     ("modernbert-decoder", "default", {}),
     ("modernbert-decoder", "types", {"layer_types": [SLIDING, FULL, SLIDING, SLIDING], "tie_word_embeddings": False}),
-    (
-        "modernbert-decoder",
-        "biases",
-        {
-            **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True),
-            "decoder_bias": False,
-            "classifier_activation": "silu",
-        },
-    ),
+    ("modernbert-decoder", "biases", {
+        **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True), "decoder_bias": False,
+        "classifier_activation": "silu",
+    }),
     ("nanochat", "default", {}),
     ("nanochat", "bias-theta", {**rope(), "attention_bias": True, "final_logit_softcapping": 2.0}),
     ("nemotron", "default", {}),
@@ -139,9 +116,5 @@ DENSES: list[tuple[str, str, dict[str, Any]]] = [
     ("vaultgemma", "no-caps", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     ("youtu", "default", {}),
     ("youtu", "halves-bias", {"rope_interleave": False, "attention_bias": True, "tie_word_embeddings": False}),
-    (
-        "youtu",
-        "yarn-whole-queries",
-        {**rope("yarn", **YARN, mscale=1.0, mscale_all_dim=0.7), "q_lora_rank": None},
-    ),
-]
+    ("youtu", "yarn-whole-queries", {**rope("yarn", **YARN, mscale=1.0, mscale_all_dim=0.7), "q_lora_rank": None}),
+]  # fmt: skip

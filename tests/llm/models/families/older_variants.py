@@ -5,15 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 OLDER_BASE: dict[str, dict[str, Any]] = {
-    "apertus": {"num_key_value_heads": 2},
-    "apertus1p5_text": {"num_key_value_heads": 2},
-    "bloom": {},
-    "codegen": {"rotary_dim": 4},
-    "falcon": {"ffn_hidden_size": 56},
-    "gpt_bigcode": {"n_inner": 56},
-    "mpt": {"max_seq_len": 80},
-    "olmo": {"num_key_value_heads": 2},
-}
+    "apertus": {"num_key_value_heads": 2}, "apertus1p5_text": {"num_key_value_heads": 2}, "bloom": {},
+    "codegen": {"rotary_dim": 4}, "falcon": {"ffn_hidden_size": 56}, "gpt_bigcode": {"n_inner": 56},
+    "mpt": {"max_seq_len": 80}, "olmo": {"num_key_value_heads": 2},
+}  # fmt: skip
 WITHOUT_POSITIONS = ("bloom", "mpt")
 """Families without `max_position_embeddings`."""
 WITHOUT_WIDTH = ("bloom", "codegen", "dbrx", "falcon", "gpt_bigcode", "kolibri1", "lara_mini", "mpt")
@@ -23,11 +18,8 @@ TWELVE = {"num_attention_heads": 12, "hidden_size": 48}
 """Twelve heads have slopes of ALiBi that are no powers of two, in two series."""
 LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}}
 YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 500.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16,
+}  # fmt: skip
 
 OLDER: list[tuple[str, str, dict[str, Any]]] = [
     ("apertus", "default", {}),
@@ -55,4 +47,4 @@ OLDER: list[tuple[str, str, dict[str, Any]]] = [
     ("olmo", "default", {}),
     ("olmo", "clip-bias", {"clip_qkv": 0.5, "attention_bias": True, "num_key_value_heads": None}),
     ("olmo", "tied-linear", {"tie_word_embeddings": True, **LINEAR}),
-]
+]  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,6 +13,7 @@ from pace.llm.loading.options import LoadOptions
 from pace.quant import QuantizationConfig
 from tests.checkpoints.quantized import packers
 from tests.checkpoints.quantized.models import save_quantized
+from tests.editing import change_json, change_tensors
 from tests.llm.models.references import MODELS
 from tests.llm.models.variants import ROUTED, save_tiny
 
@@ -24,13 +23,6 @@ IDS = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26]
 def logits(folder, **options):
     with LLMModel(folder, progress=False, **{"dtype": "float32"} | options) as model, model.session() as session:
         return session.append(IDS, logits="all")
-
-
-def rewrite(folder, change):
-    """Changes the tensors of a checkpoint in place."""
-    state = load_file(folder / "model.safetensors")
-    state = {name: tensor.contiguous() for name, tensor in change(state).items()}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def stack(state, names):
@@ -74,7 +66,7 @@ def stack_apart(state):
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int4"}], ids=str)
 def test_stacked_experts_are_those_of_a_tensor_each(qwen, change, options):
     expected = logits(qwen, **options)
-    rewrite(qwen, change)
+    change_tensors(qwen, change)
     assert not any(".experts.0." in name for name in load_file(qwen / "model.safetensors"))
     assert torch.equal(logits(qwen, **options), expected)
 
@@ -101,7 +93,7 @@ def test_stacks_of_float8_are_those_of_a_tensor_each(tmp_path):
     for options in ({}, {"backend": "torch"}, {"weights": "mapped"}):
         expected = logits(folder, **options)
         state = load_file(folder / "model.safetensors")
-        rewrite(folder, fuse_float8)
+        change_tensors(folder, fuse_float8)
         assert "model.layers.0.mlp.experts.down_proj_scale_inv" in load_file(folder / "model.safetensors")
         assert torch.equal(logits(folder, **options), expected)
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
@@ -122,9 +114,9 @@ def test_mixtral_as_it_was_published_and_as_transformers_5_calls_it(tmp_path):
         return new
 
     assert any("block_sparse_moe.experts.0.w1" in name for name in load_file(tmp_path / "model.safetensors"))
-    rewrite(tmp_path, rename)
+    change_tensors(tmp_path, rename)
     assert torch.equal(logits(tmp_path), expected)
-    rewrite(tmp_path, fuse)
+    change_tensors(tmp_path, fuse)
     assert torch.equal(logits(tmp_path), expected)
 
 
@@ -143,8 +135,8 @@ def test_phi_as_it_was_published_and_as_transformers_5_calls_it(tmp_path):
         return new
 
     assert any("block_sparse_moe.experts.0.w1" in name for name in load_file(tmp_path / "model.safetensors"))
-    rewrite(tmp_path, rename)
-    rewrite(tmp_path, fuse)
+    change_tensors(tmp_path, rename)
+    change_tensors(tmp_path, fuse)
     assert torch.equal(logits(tmp_path), expected)
 
 
@@ -188,20 +180,20 @@ def test_llama_4_with_a_tensor_for_each_expert(tmp_path, options):
             state |= {f"{experts}.{e}.{part}_proj.weight": stack[e] for part, stack in parts.items() for e in range(6)}
         return state
 
-    rewrite(tmp_path, take_apart)
+    change_tensors(tmp_path, take_apart)
     assert torch.equal(logits(tmp_path, **options), expected)
 
 
 def test_an_expert_that_is_missing_is_named(qwen):
-    rewrite(qwen, lambda state: {k: v for k, v in state.items() if "layers.1.mlp.experts.3.up_proj" not in k})
+    change_tensors(qwen, lambda state: {k: v for k, v in state.items() if "layers.1.mlp.experts.3.up_proj" not in k})
     with pytest.raises(ValueError, match=r"missing \(1\): model.layers.1.mlp.experts.3.up_proj.weight"):
         logits(qwen)
 
 
 def test_stacks_of_another_size_are_refused(qwen):
-    rewrite(qwen, fuse)
+    change_tensors(qwen, fuse)
     name = "model.layers.0.mlp.experts.down_proj"
-    rewrite(qwen, lambda state: state | {name: state[name][:-1]})
+    change_tensors(qwen, lambda state: state | {name: state[name][:-1]})
     with pytest.raises(ValueError, match=rf"{name} has shape \[7, 32, 24\], the config demands \[8, 32, 24\]"):
         logits(qwen)
 
@@ -231,9 +223,8 @@ def in_mxfp4(folder):
                 floats[name] = torch.stack([weight.float() for _, weight in packed]).transpose(1, 2)
         return state
 
-    rewrite(folder, change)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    change_tensors(folder, change)
+    change_json(folder / "config.json", quantization_config={"quant_method": "mxfp4"})
     return floats
 
 

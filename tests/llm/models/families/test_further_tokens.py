@@ -3,16 +3,15 @@ only by name."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
 from tests.checkpoints.quantized.models import save_quantized
 from tests.checkpoints.quantized.test_models import FIELDS
+from tests.editing import change_json, change_tensors
 from tests.llm.models.draft_heads import run, runners, save_mtp
 from tests.llm.models.variants import save_tiny
 from tests.llm.models.visit import TOLERANCE, relative_error
@@ -41,10 +40,8 @@ def with_further_layer(state, last=LAST):
 
 
 def rewrite(folder, change, **fields):
-    path = folder / "model.safetensors"
-    save_file(change(load_file(path)), path, metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | fields))
+    change_tensors(folder, change)
+    change_json(folder / "config.json", **fields)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

@@ -6,11 +6,11 @@ import logging
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from pace.llm.layers import alibi_slopes
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
+from tests.editing import edit_tensors
 from tests.llm.models.variants import config_fields, save_tiny
 from tests.support import load_model, prefill
 
@@ -173,10 +173,7 @@ def test_numbers_of_xielu_may_be_vectors_of_one_element(tmp_path):
     save_tiny(tmp_path, "apertus", {})
     ids = torch.arange(2, 40)
     expected = prefill(load_model(tmp_path, torch.float32, reference), ids)
-    state = load_file(tmp_path / "model.safetensors")
-    scalars = [name for name in state if ".act_fn." in name and state[name].ndim == 0]
-    assert scalars
-    save_file(
-        {name: tensor.reshape(tensor.shape or 1) for name, tensor in state.items()}, tmp_path / "model.safetensors"
-    )
+    with edit_tensors(tmp_path) as state:
+        assert [name for name in state if ".act_fn." in name and state[name].ndim == 0]
+        state |= {name: tensor.reshape(tensor.shape or 1) for name, tensor in state.items()}
     assert torch.equal(prefill(load_model(tmp_path, torch.float32, reference), ids), expected)

@@ -7,64 +7,35 @@ from typing import Any
 # The output of a delta rule is normalised. After the first token it is the product of a query and a key, whose terms
 # may cancel. The norm then magnifies their rounding, in transformers up to the tolerance. A larger epsilon bounds this.
 DELTA = {
-    "rms_norm_eps": 1e-3,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 16,
+    "rms_norm_eps": 1e-3, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16,
     "linear_value_head_dim": 20,
-}
+}  # fmt: skip
 GATED = {**DELTA, "num_key_value_heads": 2, "head_dim": 24, "layer_types": ["linear_attention", "full_attention"]}
 MIXTURE = {
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 20,
-}
+    "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20,
+}  # fmt: skip
 
 KIMI_DELTA = {
-    "pad_token_id": 0,
-    "eos_token_id": 2,
-    "rms_norm_eps": 1e-3,
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 10,
-    "qk_rope_head_dim": 6,
-    "v_head_dim": 14,
-    "layer_types": ["linear_attention", "full_attention"],
-    "num_local_experts": 8,
-    "num_experts_per_tok": 3,
+    "pad_token_id": 0, "eos_token_id": 2, "rms_norm_eps": 1e-3, "num_key_value_heads": 4, "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 14,
+    "layer_types": ["linear_attention", "full_attention"], "num_local_experts": 8, "num_experts_per_tok": 3,
     "moe_intermediate_size": 24,
-}
+}  # fmt: skip
 
 HYBRID_BASE: dict[str, dict[str, Any]] = {
     "lara_mini": {
-        **DELTA,
-        **MIXTURE,
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "num_hidden_layers": 4,
-        "sliding_window": 7,
+        **DELTA, **MIXTURE, "num_key_value_heads": 2, "head_dim": 12, "num_hidden_layers": 4, "sliding_window": 7,
         "layer_types": ["linear_attention", "sliding_attention", "linear_attention", "full_attention"],
         "eos_token_id": 2,
     },
     "lfm2": {"num_key_value_heads": 2, "block_multiple_of": 8, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 3,
-        "layer_types": ["conv", "full_attention", "conv"],
-        "num_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-        "num_dense_layers": 1,
+        "num_key_value_heads": 2, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+        "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "num_dense_layers": 1,
     },
     "lfm3": {
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "num_hidden_layers": 4,
-        "sliding_window": 7,
-        "layer_types": ["conv", "full_attention", "sliding_attention", "conv"],
-        "pad_token_id": 0,
-        "eos_token_id": 2,
+        "num_key_value_heads": 2, "head_dim": 12, "num_hidden_layers": 4, "sliding_window": 7,
+        "layer_types": ["conv", "full_attention", "sliding_attention", "conv"], "pad_token_id": 0, "eos_token_id": 2,
     },
     "qwen3_next": {**GATED, **MIXTURE},
     "qwen3_5_text": GATED,
@@ -73,26 +44,21 @@ HYBRID_BASE: dict[str, dict[str, Any]] = {
     "kimi_linear": {**KIMI_DELTA, "linear_num_heads": 3, "linear_head_dim": 20},
     "bailing_hybrid": {**KIMI_DELTA, "head_dim": 20, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
     "olmo_hybrid": {**DELTA, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 2},
-}
+}  # fmt: skip
 
 HYBRID_ROUTED = ("bailing_hybrid", "kimi_linear", "lara_mini", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text")
 """The model_types with experts."""
 
 SECTIONS = {
-    "rope_type": "default",
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 0.25,
-    "mrope_section": [1, 1, 1],
+    "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 1],
     "mrope_interleaved": True,
-}
+}  # fmt: skip
 
 HYBRIDS: list[tuple[str, str, dict[str, Any]]] = [
     ("lara_mini", "default", {}),
-    (
-        "lara_mini",
-        "usual-untied",
-        {"layer_types": None, "num_hidden_layers": 5, "norm_topk_prob": False, "tie_word_embeddings": False},
-    ),
+    ("lara_mini", "usual-untied", {
+        "layer_types": None, "num_hidden_layers": 5, "norm_topk_prob": False, "tie_word_embeddings": False,
+    }),
     ("lfm2", "default", {}),
     ("lfm2", "biases", {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
     ("lfm2", "indices", {"layer_types": None, "full_attn_idxs": [0], "block_ff_dim": 60, "norm_eps": 0.1}),
@@ -113,25 +79,16 @@ HYBRIDS: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen3_5_moe_text", "default", {}),
     ("kimi_linear", "default", {}),
     ("kimi_linear", "groups", {"n_group": 4, "topk_group": 2, "q_lora_rank": 24, "mlp_layer_types": ["sparse"] * 2}),
-    (
-        "kimi_linear",
-        "lists",
-        {
-            "layer_types": None,
-            "num_hidden_layers": 3,
-            "linear_attn_config": {
-                "full_attn_layers": [2],
-                "kda_layers": [1, 3],
-                "head_dim": 16,
-                "num_heads": 2,
-                "short_conv_kernel_size": 3,
-            },
+    ("kimi_linear", "lists", {
+        "layer_types": None, "num_hidden_layers": 3,
+        "linear_attn_config": {
+            "full_attn_layers": [2], "kda_layers": [1, 3], "head_dim": 16, "num_heads": 2, "short_conv_kernel_size": 3,
         },
-    ),
+    }),
     ("bailing_hybrid", "default", {}),
     ("bailing_hybrid", "unbounded", {"kda_safe_gate": False, "q_lora_rank": 24, "short_conv_kernel_size": 3}),
     ("bailing_hybrid", "groups", {"layer_types": None, "layer_group_size": 3, "num_hidden_layers": 3}),
     ("olmo_hybrid", "default", {"layer_types": ["linear_attention", "full_attention"]}),
     ("olmo_hybrid", "unrotated", {"rope_parameters": {"rope_type": "default", "rope_theta": None}}),
     ("olmo_hybrid", "positive", {"linear_allow_neg_eigval": False, "linear_key_head_dim": None, "hidden_size": 64}),
-]
+]  # fmt: skip

@@ -85,6 +85,8 @@ def test_sizes_of_the_published_models():
         ("qwen3_5_text", {"output_gate_type": "sigmoid"}, "output_gate_type = 'sigmoid'"),
         ("qwen3_5_moe_text", {"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype"),
         ("qwen3_5_text", {"hidden_act": "gelu"}, "hidden_act"),
+        ("kimi_linear", {"hidden_act": "gelu"}, "hidden_act"),  # also that of the convolutions
+        ("bailing_hybrid", {"hidden_act": "relu"}, "hidden_act"),
         ("qwen3_5_text", {"layer_types": ["linear_attention", "sliding_attention"]}, "'sliding_attention'"),
         ("qwen3_next", {"linear_num_key_heads": 4}, "linear_num_value_heads must be a multiple"),
         ("qwen3_5_text", {"layer_types": ["full_attention"]}, "layer_types must name all 2 layers"),
@@ -218,3 +220,15 @@ def test_tokens_alone_in_a_batch_after_a_prefix_and_with_drafts(model_type, tmp_
     with LLMModel(tmp_path, dtype="float32", progress=False, spec_config=PromptLookupConfig()) as model:
         for _ in range(2):  # the second time after prefixes
             assert generate(model, prompts) == alone
+
+
+def test_a_session_of_convolutions_that_keep_nothing(tmp_path):
+    """A convolution of one position has a state of no elements."""
+    save_tiny(tmp_path, "lfm2", {"conv_L_cache": 1})
+    with LLMModel(tmp_path, dtype="float32", progress=False) as model:
+        with model.session() as session:
+            session.append(IDS)
+            session.save(tmp_path / "a.session")
+            expected = session.append(IDS)
+        with model.load_session(tmp_path / "a.session") as session:
+            assert torch.equal(session.append(IDS), expected)

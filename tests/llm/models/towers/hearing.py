@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.processors.qwen_audio import num_tokens
+from tests.llm.models.towers.prompts import inputs_of_tokens, prompt_around
 from tests.llm.models.variants import SIZES, randomise, save_pretrained
 
 CLIP = 90
@@ -58,13 +59,5 @@ def features(frames: list[int], seed: int = 0) -> dict[str, Tensor]:
 
 def inputs_of(frames: list[int], seed: int = 0) -> dict[str, Tensor]:
     """What a processor makes of one prompt with clips, the first at its start or after some text."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def text(count: int) -> list[int]:
-        return torch.randint(2, 89, (count,), generator=generator).tolist()
-
-    tokens = text(seed % 2 * 5)
-    for number, length in enumerate(frames):
-        tokens += [CLIP] * num_tokens(length) + text(1 + 7 * (number % 2))
-    ids = torch.tensor([tokens + text(4)])
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **features(frames, seed)}
+    inputs = inputs_of_tokens(prompt_around([[CLIP] * num_tokens(length) for length in frames], seed, apart=1))
+    return inputs | (features(frames, seed) if frames else {})

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from pace.llm.processors.qwen_audio import num_tokens
+from tests.editing import edit_tensors
 from tests.llm.models.towers import hearing
+from tests.llm.models.towers.prompts import inputs_of_tokens, prompt_around
 from tests.llm.models.towers.seeing import MERGE, MODELS, grid_thw, pixels
 from tests.llm.models.variants import randomise, save_pretrained
 
@@ -52,29 +54,20 @@ def save_omni(
 
 def add_speaking_parts(folder: Path) -> None:
     """Adds tensors of the parts that speak to a checkpoint."""
-    from safetensors.torch import load_file, save_file
-
-    path = folder / "model.safetensors"
-    more = {"talker.model.layers.0.mlp.gate.weight": torch.randn(2, 8), "code2wav.decoder.0.conv.weight": torch.ones(3)}
-    save_file(load_file(path) | more, path, {"format": "pt"})
+    with edit_tensors(folder) as state:
+        state["talker.model.layers.0.mlp.gate.weight"] = torch.randn(2, 8)
+        state["code2wav.decoder.0.conv.weight"] = torch.ones(3)
 
 
 def inputs_of(media: list[Medium], seed: int = 0) -> dict[str, Tensor]:
     """What a processor makes of one prompt with images and clips, the first at its start or after some text."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def text(count: int) -> list[int]:
-        return torch.randint(2, 89, (count,), generator=generator).tolist()
-
-    tokens = text(seed % 2 * 5)
-    for number, medium in enumerate(media):
-        if isinstance(medium, int):
-            tokens += [SOUND_START, *[CLIP] * num_tokens(medium), SOUND_END]
-        else:
-            tokens += [IMAGE_START, *[IMAGE] * (medium[0] * medium[1] // MERGE**2), IMAGE_END]
-        tokens += text(7 * (number % 2))
-    ids = torch.tensor([tokens + text(4)])
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    placeholders = [
+        [SOUND_START, *[CLIP] * num_tokens(medium), SOUND_END]
+        if isinstance(medium, int)
+        else [IMAGE_START, *[IMAGE] * (medium[0] * medium[1] // MERGE**2), IMAGE_END]
+        for medium in media
+    ]
+    inputs = inputs_of_tokens(prompt_around(placeholders, seed))
     if grids := [medium for medium in media if not isinstance(medium, int)]:
         inputs |= {"pixel_values": pixels(grids, seed), "image_grid_thw": grid_thw(grids)}
     if frames := [medium for medium in media if isinstance(medium, int)]:
@@ -84,16 +77,3 @@ def inputs_of(media: list[Medium], seed: int = 0) -> dict[str, Tensor]:
             "feature_attention_mask": clips["input_features_mask"],
         }
     return inputs
-
-
-def together(prompts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The prompts as one batch, padded on the left, with the arrays of all media."""
-
-    def joined(name: str, side: int) -> Tensor:
-        found = [prompt[name] for prompt in prompts if name in prompt]
-        width = max(one.shape[-1] for one in found)
-        pads = [((width - one.shape[-1], 0), (0, width - one.shape[-1]))[side] for one in found]
-        return torch.cat([torch.nn.functional.pad(one, pad) for one, pad in zip(found, pads, strict=True)])
-
-    names = {name for prompt in prompts for name in prompt}
-    return {name: joined(name, int(name not in ("input_ids", "attention_mask"))) for name in sorted(names)}

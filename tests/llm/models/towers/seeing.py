@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from pace.llm import LLMModel
+from tests.editing import rename_tensors
+from tests.llm.models.rotations import mrope
 from tests.llm.models.states.hybrid_variants import GATED, MIXTURE
-from tests.llm.models.variants import SIZES, mrope, randomise, save_pretrained
+from tests.llm.models.towers.prompts import inputs_of_tokens, prompt_around, together
+from tests.llm.models.variants import SIZES, randomise, save_pretrained
 from tests.support import backends
 
 NATIVE = "native" in backends()
@@ -95,20 +99,10 @@ def save_seeing(
 def with_other_names(folder: Path) -> None:
     """Renames the tensors of a checkpoint to the other spelling: `visual.*` and `model.*`, or `model.visual.*` and
     `model.language_model.*`."""
-    from safetensors.torch import load_file, save_file
-
-    path = folder / "model.safetensors"
-    state = load_file(path)
     to_new = {"visual.": "model.visual.", "model.": "model.language_model."}
-    to_old = {new: old for old, new in to_new.items()}
-    names = to_new if any(name.startswith("visual.") for name in state) else to_old
-
-    def renamed(name: str) -> str:
-        old = next((old for old in names if name.startswith(old)), "")
-        return names.get(old, "") + name.removeprefix(old)
-
-    assert len([name for name in state if renamed(name) != name]) >= len(state) - 1
-    save_file({renamed(name): tensor for name, tensor in state.items()}, path, {"format": "pt"})
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        is_new = not any(name.startswith("visual.") for name in file.keys())
+    rename_tensors(folder, {new: old for old, new in to_new.items()} if is_new else to_new)
 
 
 def pixels(grids: list[tuple[int, int]], seed: int) -> Tensor:
@@ -121,30 +115,17 @@ def grid_thw(grids: list[tuple[int, int]]) -> Tensor:
     return torch.tensor([(1, *grid) for grid in grids]).view(-1, 3)
 
 
-def prompt_of(grids: list[tuple[int, int]], seed: int) -> list[int]:
-    """Random text with the placeholders of images in it: the first at the start, others next to each other or apart."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def text(count: int) -> list[int]:
-        return torch.randint(2, 89, (count,), generator=generator).tolist()
-
-    tokens = text(seed % 2 * 5)
-    for number, (rows, columns) in enumerate(grids):
-        tokens += [IMAGE] * (rows * columns // MERGE**2) + text(1 + 7 * (number % 2))
-    return tokens + text(4)
-
-
 def inputs_of(rows: list[list[tuple[int, int]]], seed: int = 0) -> dict[str, Tensor]:
-    """What a processor makes of a batch of prompts with images, padded on the left. `rows`: the grids of each
-    prompt."""
-    prompts = [prompt_of(grids, seed + index) for index, grids in enumerate(rows)]
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    inputs = {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": (ids == IMAGE).int()}
-    if grids := [grid for row in rows for grid in row]:
-        inputs |= {"pixel_values": pixels(grids, seed), "image_grid_thw": grid_thw(grids)}
-    return inputs
+    """What a processor makes of a batch of prompts with images. `rows`: the grids of each prompt, which has the tokens
+    and patches of `inputs_of([grids], seed + index)`."""
+    return together([_one_prompt(grids, seed + index) for index, grids in enumerate(rows)])
+
+
+def _one_prompt(grids: list[tuple[int, int]], seed: int) -> dict[str, Tensor]:
+    images = [[IMAGE] * (rows * columns // MERGE**2) for rows, columns in grids]
+    inputs = inputs_of_tokens(prompt_around(images, seed, apart=1))
+    inputs["mm_token_type_ids"] = (inputs["input_ids"] == IMAGE).int()
+    return inputs | ({"pixel_values": pixels(grids, seed), "image_grid_thw": grid_thw(grids)} if grids else {})
 
 
 def run_to_end(encoding: Generator[None, None, Tensor]) -> Tensor:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
-from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig
+from pace.llm import LLMModel
+from tests.editing import edit_tensors
+from tests.llm.models.towers.checks import (
+    check_copies_and_codes,
+    check_drafts,
+    check_every_way_to_run,
+    check_greedy_text,
+    check_preemption,
+    check_samples_and_beams,
+    check_text_alone,
+)
 from tests.llm.models.towers.seeing import (
     IMAGE,
     MODELS,
     NATIVE,
     inputs_of,
     load,
-    oracle_tokens,
     results,
     run,
     save_seeing,
@@ -47,34 +58,10 @@ def model(seeing):
 
 @pytest.mark.parametrize("model_type", sample(list(MODELS), lambda name: name in ("qwen3_vl", "qwen3_5")))
 def test_greedy_text_is_that_of_transformers(model_type, tmp_path) -> None:
-    """Alone, in a batch that is padded on the left, and with prompts cut into chunks: the same bits."""
-    oracle = save_seeing(tmp_path, model_type)
+    oracle, batch = save_seeing(tmp_path, model_type), inputs_of(ROWS)
     with load(tmp_path, prefix_cache_bytes=0) as model:
-        alone = []
-        for index, grids in enumerate(ROWS):
-            inputs = inputs_of([grids], index)
-            alone += run(model, inputs)
-            assert alone[-1][0] == oracle_tokens(oracle, inputs), f"{len(grids)} images"
-        assert len({tuple(tokens) for tokens, _ in alone}) == len(ROWS)
-        batch = together(ROWS)
-        assert run(model, batch) == alone
-        assert run(model, {name: tensor.numpy() for name, tensor in batch.items()}) == alone
-        model._engine.scheduler.max_tokens_per_step = 7
-        assert run(model, batch) == alone
-
-
-def together(rows):
-    """The prompts and images of `inputs_of([row], index)` as one batch."""
-    each = [inputs_of([grids], index) for index, grids in enumerate(rows)]
-    width = max(inputs["input_ids"].shape[1] for inputs in each)
-
-    def padded(name):
-        return torch.cat([torch.nn.functional.pad(one[name], (width - one[name].shape[1], 0)) for one in each])
-
-    batch = {name: padded(name) for name in ("input_ids", "attention_mask", "mm_token_type_ids")}
-    for name in ("pixel_values", "image_grid_thw"):
-        batch[name] = torch.cat([one[name] for one in each if name in one])
-    return batch
+        check_greedy_text(model, oracle, [inputs_of([grids], index) for index, grids in enumerate(ROWS)], batch)
+        assert run(model, {name: tensor.numpy() for name, tensor in batch.items()}) == run(model, batch)
 
 
 def test_a_mapping_is_taken_as_well(model) -> None:
@@ -85,54 +72,22 @@ def test_a_mapping_is_taken_as_well(model) -> None:
     assert request.result().generated_token_ids[0] == expected[0][0]
 
 
-def test_every_way_to_run_it_gives_the_same_text(seeing, model) -> None:
-    batch = together(ROWS)
-    expected = run(model, batch, 12)
-    for backend in ("native-eager", "torch", "attention=torch") if NATIVE else ():
-        with load(seeing[1], backend=backend) as other:
-            found = run(other, batch, 12)
-        if backend == "native-eager":
-            assert found == expected
-        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected], backend
-    for options in ({"kv_cache_type": "dynamic"}, {"num_threads": 1}, {"num_threads": 5}):
-        with load(seeing[1], **options) as other:
-            assert run(other, batch, 12) == expected, options
-        from pace import _C
-
-        _C.set_num_threads(2)
+def test_every_way_to_run_it_gives_the_same_text(seeing) -> None:
+    check_every_way_to_run(seeing[1], inputs_of(ROWS))
 
 
-@pytest.mark.parametrize("source", ["prompt lookup", "draft model"])
-def test_drafts_change_no_token(seeing, model, source) -> None:
-    """A draft model reads placeholders as text, so it may propose other tokens, which are not accepted."""
-    batch = together(ROWS)
-    spec_config = PromptLookupConfig() if source == "prompt lookup" else DraftModelConfig(seeing[1])
-    with load(seeing[1], spec_config=spec_config) as drafted:
-        output = drafted.generate(**batch, max_new_tokens=40, logprobs=0)
-        assert output.metrics.num_drafted_tokens and results(output) == run(model, batch, 40)
+def test_drafts_change_no_token(seeing, model) -> None:
+    check_drafts(seeing[1], model, inputs_of(ROWS))
 
 
 def test_preempted_prompts_are_computed_again(seeing, model) -> None:
-    """The cache holds one or two of the prompts at once, so that images are encoded again."""
     rows = [[(8, 8), (4, 6)], [(6, 10)], [(12, 4), (4, 4)], [(10, 10)]]
-    batch, count = together(rows), 60
-    expected = [run(model, inputs_of([grids], index), count)[0] for index, grids in enumerate(rows)]
-    with load(seeing[1], kv_cache_bytes=200_000, prefix_cache_bytes=0) as small:
-        output = small.generate(**batch, max_new_tokens=count, logprobs=0)
-        assert results(output) == expected
-        assert output.metrics.num_preemptions > 0
+    expected = [run(model, inputs_of([grids], index), 60)[0] for index, grids in enumerate(rows)]
+    check_preemption(seeing[1], inputs_of(rows), expected, 200_000)
 
 
 def test_samples_and_beams_see_the_images(model) -> None:
-    inputs = inputs_of([ROWS[2]], 2)
-    ((expected, _),) = run(model, inputs, 10)
-    samples = model.generate(**inputs, max_new_tokens=10, num_return_sequences=3, do_sample=True, top_k=1)
-    assert samples.generated_token_ids == [expected] * 3
-    beams = model.generate(**inputs, max_new_tokens=10, num_beams=2, do_sample=False)
-    plain = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    plain["input_ids"] = plain["input_ids"].where(plain["input_ids"] != IMAGE, 5)
-    without = model.generate(**plain, max_new_tokens=10, num_beams=2, do_sample=False)
-    assert beams.generated_token_ids != without.generated_token_ids
+    check_samples_and_beams(model, inputs_of([ROWS[2]], 2), IMAGE)
 
 
 def test_the_cache_tells_images_apart(seeing) -> None:
@@ -171,10 +126,10 @@ def test_the_cache_tells_images_apart(seeing) -> None:
         assert cached._engine.media.num_encoded <= 5, "each image is encoded once in each size"
 
 
-def test_text_alone_has_the_bits_of_a_model_without_a_tower(seeing, model, caplog) -> None:
+def test_text_alone_has_the_bits_of_a_model_without_a_tower(seeing, model) -> None:
+    check_text_alone(seeing[1], model, inputs_of([ROWS[0]]))
     text = {"input_ids": torch.arange(2, 60)[None]}
     with load(seeing[1], media=False) as plain:
-        assert run(plain, text) == run(model, text)
         assert plain.memory_report().weights.keys() | {"Qwen3VisionTower"} == model.memory_report().weights.keys()
         if NATIVE:
             ours, theirs = (each._engine.model.program for each in (plain, model))
@@ -186,19 +141,13 @@ def test_text_alone_has_the_bits_of_a_model_without_a_tower(seeing, model, caplo
             for each in (plain, model):
                 each.generate(**text, max_new_tokens=1)
             assert ours.num_barriers == theirs.num_barriers
-        with pytest.raises(ValueError, match="takes no images.*leave out pixel_values"):
-            plain.generate(**inputs_of([ROWS[0]]))
 
 
 def test_a_checkpoint_without_the_tower_is_a_text_model(seeing, tmp_path, caplog) -> None:
-    import shutil
-
-    from safetensors.torch import load_file, save_file
-
-    folder = tmp_path / "text"
-    shutil.copytree(seeing[1], folder)
-    state = load_file(folder / "model.safetensors")
-    save_file({name: tensor for name, tensor in state.items() if "visual" not in name}, folder / "model.safetensors")
+    folder = shutil.copytree(seeing[1], tmp_path / "text")
+    with edit_tensors(folder) as state:
+        for name in [name for name in state if "visual" in name]:
+            del state[name]
     with load(folder) as model:
         model.generate([1, 2, 3], max_new_tokens=2)
         with pytest.raises(ValueError, match="takes no images"):
@@ -208,23 +157,16 @@ def test_a_checkpoint_without_the_tower_is_a_text_model(seeing, tmp_path, caplog
 def test_both_spellings_of_names(seeing, model, tmp_path) -> None:
     save_seeing(tmp_path, "qwen3_vl")
     with_other_names(tmp_path)
-    batch = together(ROWS[:3])
+    batch = inputs_of(ROWS[:3])
     with load(tmp_path) as other:
         assert run(other, batch, 5) == run(model, batch, 5)
 
 
-def test_packed_copies_and_quantised_weights_have_the_tower(seeing, model, tmp_path) -> None:
-    inputs = inputs_of([ROWS[2]], 2)
-    if not NATIVE:
-        pytest.skip("needs the kernels")
-    for _ in range(2):
-        with load(seeing[1], weights_cache=tmp_path) as copied:
-            assert run(copied, inputs, 5) == run(model, inputs, 5)
-    with load(seeing[1], quantization="int8") as quantised, load(seeing[1], dtype="bfloat16") as half:
-        assert quantised.generate(**inputs, max_new_tokens=5) and half.generate(**inputs, max_new_tokens=5)
-        tower = quantised._engine.model.towers[0]
-        assert tower.blocks[0].block.mixer.qkv.plan.layouts and not tower.patches.matrix.plan.layouts
-        assert not tower.merger.mlp.mlp.up.plan.layouts
+@pytest.mark.skipif(not NATIVE, reason="needs the kernels")
+def test_packed_copies_and_quantised_weights_have_the_tower(seeing, tmp_path) -> None:
+    check_copies_and_codes(seeing[1], inputs_of([ROWS[2]], 2), tmp_path)
+    with load(seeing[1], quantization="int8") as quantised:
+        assert not quantised._engine.model.towers[0].merger.mlp.mlp.up.plan.layouts
 
 
 def test_a_tower_that_raises_fails_its_own_prompt(seeing) -> None:

@@ -13,15 +13,10 @@ from torch import Tensor
 from pace.llm.inputs import read_prompts
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
-from tests.llm.models.towers.omni import (
-    CLIP,
-    add_speaking_parts,
-    inputs_of,
-    make_config,
-    save_omni,
-    together,
-)
-from tests.llm.models.towers.seeing import BACKEND, load, oracle_tokens, run
+from tests.llm.models.towers.checks import check_every_way_to_run
+from tests.llm.models.towers.omni import CLIP, add_speaking_parts, inputs_of, make_config, save_omni
+from tests.llm.models.towers.prompts import together
+from tests.llm.models.towers.seeing import load, oracle_tokens, run
 
 pytest.importorskip("transformers")
 
@@ -131,13 +126,7 @@ def test_a_thinker_that_was_saved_alone(text, tmp_path) -> None:
 
 def test_every_way_to_run_it_gives_the_same_text(omni) -> None:
     batch = together([inputs_of(media, index) for index, media in enumerate(ROWS)])
-    with load(omni[1]) as model:
-        expected = run(model, batch, 12)
-    for backend in ("native-eager", "torch") if BACKEND == "native" else ():
-        with load(omni[1], backend=backend) as other:
-            found = run(other, batch, 12)
-        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected], backend
-        assert backend == "torch" or found == expected
+    check_every_way_to_run(omni[1], batch, ways=())
 
 
 def test_text_alone_needs_no_tower(omni) -> None:

@@ -14,25 +14,22 @@ import torch
 
 from pace.llm.models.model_list import read_config
 from pace.llm.processors.processor import place_media
-from pace.llm.runners import EagerRunner, ProgramRunner
 from pace.ops import reference
+from tests.editing import change_json, rename_tensors
+from tests.llm.models.rotations import mrope
 from tests.llm.models.towers import seeing
-from tests.llm.models.towers.seeing import (
-    IMAGE,
-    MERGE,
-    NATIVE,
-    NEW,
-    PATCH,
-    grid_thw,
-    load,
-    oracle_tokens,
-    results,
-    run,
-    run_to_end,
+from tests.llm.models.towers.checks import (
+    check_blank_images,
+    check_every_way_to_run,
+    check_greedy_text,
+    check_refused_config,
+    check_rows,
+    load_layers,
+    oracle_rows,
 )
-from tests.llm.models.towers.test_qwen_vision import load as load_model
-from tests.llm.models.towers.tiles.making import renamed
-from tests.llm.models.variants import SIZES, mrope, randomise, save_pretrained
+from tests.llm.models.towers.prompts import together
+from tests.llm.models.towers.seeing import IMAGE, MERGE, NEW, PATCH, grid_thw, load, oracle_tokens, results, run
+from tests.llm.models.variants import SIZES, randomise, save_pretrained
 from tests.llm.processors.chatting import save_tokenizer
 from tests.media.samples import draw
 from tests.plugins.tiers import sample
@@ -94,18 +91,7 @@ def inputs_of(grids: list[tuple[int, int]], seed: int = 0) -> dict[str, torch.Te
     return inputs | ({"pixel_values": pixels(grids, seed)} if grids else {})
 
 
-def together(rows) -> dict[str, torch.Tensor]:
-    """The prompts and images of `inputs_of(row, index)` as one batch, padded on the left."""
-    each = [inputs_of(grids, index) for index, grids in enumerate(rows)]
-    width = max(inputs["input_ids"].shape[1] for inputs in each)
-
-    def padded(name):
-        return torch.cat([torch.nn.functional.pad(one[name], (width - one[name].shape[1], 0)) for one in each])
-
-    batch = {name: padded(name) for name in ("input_ids", "attention_mask", "mm_token_type_ids")}
-    for name in ("pixel_values", "image_grid_thw"):
-        batch[name] = torch.cat([one[name] for one in each if name in one])
-    return batch
+PROMPTS = [inputs_of(grids, index) for index, grids in enumerate(ROWS)]
 
 
 @pytest.fixture(scope="module")
@@ -115,36 +101,13 @@ def saved(tmp_path_factory):
 
 
 def test_greedy_text_is_that_of_transformers(saved) -> None:
-    """Alone, in a batch that is padded on the left, and with prompts cut into chunks: the same bits."""
-    oracle, folder = saved
-    with load(folder, prefix_cache_bytes=0) as model:
-        alone = []
-        for index, grids in enumerate(ROWS):
-            inputs = inputs_of(grids, index)
-            alone += run(model, inputs)
-            assert alone[-1][0] == oracle_tokens(oracle, inputs), f"{len(grids)} images"
-        assert len({tuple(tokens) for tokens, _ in alone}) == len(ROWS)
-        batch = together(ROWS)
-        assert run(model, batch) == alone
-        model._engine.scheduler.max_tokens_per_step = 7
-        assert run(model, batch) == alone
+    with load(saved[1], prefix_cache_bytes=0) as model:
+        check_greedy_text(model, saved[0], PROMPTS, together(PROMPTS))
 
 
 @pytest.mark.thorough
 def test_every_way_to_run_it_gives_the_same_text(saved) -> None:
-    with load(saved[1]) as model:
-        expected = run(model, together(ROWS), 12)
-        assert run(model, together(ROWS), 12) == expected, "with cached prefixes and rows"
-    for backend in ("native-eager", "torch") if NATIVE else ():
-        with load(saved[1], backend=backend) as other:
-            found = run(other, together(ROWS), 12)
-            assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected], backend
-    for options in ({"num_threads": 1}, {"num_threads": 5}):
-        with load(saved[1], **options) as other:
-            assert run(other, together(ROWS), 12) == expected, options
-        from pace import _C
-
-        _C.set_num_threads(2)
+    check_every_way_to_run(saved[1], together(PROMPTS))
 
 
 @pytest.mark.thorough
@@ -154,9 +117,8 @@ def test_an_answer_about_images_is_that_of_transformers(tmp_path) -> None:
 
     oracle = save_paddle(tmp_path, use_bias=True)
     save_tokenizer(tmp_path, SPECIAL)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    settings |= {"chat_template": TEMPLATE, "extra_special_tokens": {"image_token": SPECIAL[IMAGE]}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokens = {"image_token": SPECIAL[IMAGE]}
+    change_json(tmp_path / "tokenizer_config.json", chat_template=TEMPLATE, extra_special_tokens=tokens)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(SETTINGS))
     fields = {
         name: value for name, value in SETTINGS.items() if name not in ("image_processor_type", "processor_class")
@@ -184,31 +146,21 @@ TOWERS: list[dict[str, Any]] = [
 ]
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("vision", sample(TOWERS, lambda fields: not fields))
 def test_rows_are_those_of_transformers(vision, tmp_path) -> None:
     """With a table of positions that is smaller or larger than an image, and with both spellings of names."""
     oracle = save_paddle(tmp_path, vision)
-    expected = oracle.model.get_image_features(pixels(GRIDS, 0), grid_thw(GRIDS), return_dict=True).pooler_output
-    for names in ("saved", "other"):
-        if names == "other":
-            other_names(tmp_path)
-        for ops in backends():
-            model = load_model(tmp_path, ops)
-            media = model.towers[0].read_inputs({"pixel_values": pixels(GRIDS, 0), "image_grid_thw": grid_thw(GRIDS)})
-            ours = [run_to_end(EagerRunner(model).encode(image)) for image in media]
-            for found, wanted in zip(ours, expected, strict=True):
-                assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
-            if ops == "native":
-                program = ProgramRunner(model)
-                assert all(torch.equal(run_to_end(program.encode(image)), found) for image, found in zip(media, ours))
+    inputs = {"pixel_values": pixels(GRIDS, 0), "image_grid_thw": grid_thw(GRIDS)}
+    expected = oracle_rows(oracle, inputs)
+    check_rows(tmp_path, inputs, expected)
+    other_names(tmp_path)
+    check_rows(tmp_path, inputs, expected)
 
 
 def test_blank_images(saved) -> None:
-    runner = EagerRunner(load_model(saved[1], backends()[-1]))
-    for num_tokens, grid in ((1, (1, 2, 2)), (7, (1, 2, 14)), (12, (1, 6, 8))):
-        media = runner.towers[0].blank(num_tokens)
-        assert media.grid == grid and media.num_tokens == len(run_to_end(runner.encode(media))) == num_tokens
+    check_blank_images(saved[1], {1: 1, 7: 7, 12: 12})
+    tower = load_layers(saved[1], backends()[-1]).towers[0]
+    assert [tower.blank(count).grid for count in (1, 7, 12)] == [(1, 2, 2), (1, 2, 14), (1, 6, 8)]
 
 
 def other_names(folder: Path) -> None:
@@ -218,7 +170,7 @@ def other_names(folder: Path) -> None:
     with safe_open(folder / "model.safetensors", "pt") as file:
         is_new = any(name.startswith("model.language_model.") for name in file.keys())
     back = {"visual.": "model.visual.", "mlp_AR.": "model.projector.", "model.": "model.language_model."}
-    renamed(folder, OLD_NAMES if is_new else back)
+    rename_tensors(folder, OLD_NAMES if is_new else back)
 
 
 def test_positions_of_random_mixtures() -> None:
@@ -308,6 +260,4 @@ def test_fields_that_are_left_out_have_the_defaults_of_transformers() -> None:
 )
 def test_fields_that_are_refused(fields, error, message) -> None:
     config = {"model_type": "paddleocr_vl", **TEXT, "vision_config": VISION | fields}
-    with pytest.raises(error, match=f"{message}.*; media=False loads only the text model"):
-        read_config(config, media=True)
-    assert read_config(config)[1].vision is None
+    check_refused_config(config, error, message)

@@ -8,8 +8,8 @@ import torch
 
 from pace.llm.processors.qwen_vl import QwenImageProcessor
 from pace.llm.runners import EagerRunner
+from tests.llm.models.towers.checks import load_layers
 from tests.llm.models.towers.seeing import MERGE, MODELS, PATCH, run_to_end, save_seeing
-from tests.llm.models.towers.test_qwen_vision import load
 from tests.support import backends
 
 pytest.importorskip("transformers")
@@ -27,7 +27,7 @@ def test_prepared_images_have_the_rows_of_their_arrays(model_type, tmp_path) -> 
         "max_pixels": 4000,
     }
     processor = QwenImageProcessor.from_dict(settings, "preprocessor_config.json")
-    runner = EagerRunner(load(tmp_path, backends()[-1]))
+    runner = EagerRunner(load_layers(tmp_path, backends()[-1]))
     random = np.random.default_rng(0)
     images = [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((30, 70), (17, 16))]
     media = [processor.prepare(image) for image in images]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from typing import Any
 
 import numpy as np
@@ -11,30 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from pace.llm.models.model_list import read_config
 from pace.llm.models.towers import qwen_audio
 from pace.llm.models.towers.qwen_audio import Convolution, QwenAudioConfig, QwenAudioTower, sinusoids
 from pace.llm.processors.qwen_audio import num_tokens
 from pace.llm.runners import EagerRunner, ProgramRunner
 from pace.media.media import Media
 from pace.ops import reference
+from tests.llm.models.towers.checks import load_layers
 from tests.llm.models.towers.hearing import AUDIO, MELS, features, save_hearing
 from tests.llm.models.towers.seeing import run_to_end
-from tests.support import TensorDict, backend, backends
+from tests.support import backends
 
 pytest.importorskip("transformers")
 
 FRAMES = [1, 2, 7, 8, 9, 50, 97, 99, 100, 101, 104, 150, 200, 201, 299, 300, 355, 400, 401, 777]
 MASK = "input_features_mask"
-
-
-def load(folder, ops: str):
-    from safetensors.torch import load_file
-
-    model_class, config = read_config(json.loads((folder / "config.json").read_text()), media=True)
-    model = model_class(config, torch.float32, backend(ops))
-    model.load_weights(TensorDict(load_file(folder / "model.safetensors")))
-    return model
 
 
 def clip(frames: int) -> Media:
@@ -61,7 +51,7 @@ def test_rows_of_qwen3_asr(fields, tmp_path):
     mels = fields.get("num_mel_bins", MELS)
     clips = [Media("audio", clip(frames).features[:mels], None, num_tokens(frames), b"") for frames in FRAMES]
     for ops in backends():
-        model = load(tmp_path, ops)
+        model = load_layers(tmp_path, ops)
         runner = EagerRunner(model)
         rows = [run_to_end(runner.encode(one)) for one in clips]
         for frames, found in zip(FRAMES, rows, strict=True):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
-from pace.llm.models.model_list import read_config
-from pace.llm.runners import EagerRunner, ProgramRunner
-from tests.llm.models.towers.seeing import MODELS, grid_thw, pixels, run_to_end, save_seeing, with_other_names
-from tests.support import TensorDict, backend, backends
+from tests.llm.models.towers.checks import check_bfloat16_rows, check_rows
+from tests.llm.models.towers.seeing import MODELS, grid_thw, pixels, save_seeing, with_other_names
 
 pytest.importorskip("transformers")
 
 GRIDS = [(2, 2), (6, 10), (4, 2), (14, 8)]
+INPUTS = {"pixel_values": pixels(GRIDS, 0), "image_grid_thw": grid_thw(GRIDS)}
 VARIANTS = [
     ("qwen3_vl", {}),
     ("qwen3_vl", {"deepstack_visual_indexes": [], "num_position_embeddings": 9, "spatial_merge_size": 1}),
@@ -29,24 +26,10 @@ VARIANTS = [
 ]
 
 
-def load(folder, ops: str, dtype: torch.dtype = torch.float32):
-    from safetensors.torch import load_file
-
-    model_class, config = read_config(json.loads((folder / "config.json").read_text()), media=True)
-    model = model_class(config, dtype, backend(ops))
-    model.load_weights(TensorDict(load_file(folder / "model.safetensors")))
-    return model
-
-
-def rows_of(runner, grids, seed: int = 0) -> list[torch.Tensor]:
-    inputs = {"pixel_values": pixels(grids, seed), "image_grid_thw": grid_thw(grids)}
-    return [run_to_end(runner.encode(media)) for media in runner.towers[0].read_inputs(inputs)]
-
-
 @torch.no_grad()
-def oracle_rows(oracle, grids, seed: int = 0) -> list[torch.Tensor]:
-    patches = pixels(grids, seed).to(oracle.dtype)
-    out = oracle.model.get_image_features(patches, grid_thw(grids), return_dict=True)
+def rows_and_deepstack(oracle, inputs) -> list[torch.Tensor]:
+    given = inputs | {"pixel_values": inputs["pixel_values"].to(oracle.dtype)}
+    out = oracle.model.get_image_features(**given, return_dict=True)
     parts = [out.pooler_output, *(getattr(out, "deepstack_features", None) or ())]
     return [torch.cat(of_image, 1) for of_image in zip(*parts)]
 
@@ -57,33 +40,9 @@ def test_rows_are_those_of_transformers(model_type, fields, names, tmp_path) -> 
     oracle = save_seeing(tmp_path, model_type, vision=fields)
     if names == "other":
         with_other_names(tmp_path)
-    expected = oracle_rows(oracle, GRIDS)
-    for ops in backends():
-        model = load(tmp_path, ops)
-        ours = rows_of(EagerRunner(model), GRIDS)
-        for found, wanted in zip(ours, expected, strict=True):
-            assert found.shape == wanted.shape == (len(wanted), model.towers[0].width)
-            assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
-        assert len({found.std().item() for found in ours}) == len(GRIDS) and ours[1].std() > 0.1
-        if ops == "native":
-            program = ProgramRunner(model)
-            for image, found in enumerate(rows_of(program, GRIDS)):
-                assert torch.equal(found, ours[image]), "the bits of single operations"
-            for image in (3, 0):
-                pixel = pixels(GRIDS, 0).split([rows * columns for rows, columns in GRIDS])[image]
-                (alone,) = program.towers[0].read_inputs(
-                    {"pixel_values": pixel, "image_grid_thw": grid_thw([GRIDS[image]])}
-                )
-                assert torch.equal(run_to_end(program.encode(alone)), ours[image]), "whatever was encoded before"
+    check_rows(tmp_path, INPUTS, rows_and_deepstack(oracle, INPUTS))
 
 
 @pytest.mark.parametrize("model_type", MODELS)
 def test_bfloat16_rows_are_as_near_as_those_of_transformers(model_type, tmp_path) -> None:
-    """Weights in bfloat16 are the same numbers, and activations are float32 here."""
-    from transformers import AutoModelForImageTextToText
-
-    exact = oracle_rows(save_seeing(tmp_path, model_type), GRIDS)
-    usual = oracle_rows(AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.bfloat16).eval(), GRIDS)
-    for ops in backends():
-        for ours, theirs, wanted in zip(rows_of(EagerRunner(load(tmp_path, ops, torch.bfloat16)), GRIDS), usual, exact):
-            assert (ours - wanted).square().mean() <= (theirs.float() - wanted).square().mean()
+    check_bfloat16_rows(tmp_path, INPUTS, save_seeing(tmp_path, model_type), rows_and_deepstack)

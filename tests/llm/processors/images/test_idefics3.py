@@ -3,7 +3,6 @@ text in a prompt."""
 
 from __future__ import annotations
 
-import io
 import json
 
 import numpy as np
@@ -24,8 +23,8 @@ from pace.llm.processors.registry import load_processors
 from pace.media.media import MediaError
 from pace.tokenizer.loading import load_tokenizer
 from tests.llm.models.towers.tiles.making import MODELS, SETTINGS, save_processor
-from tests.llm.processors.test_qwen_vl import arrays, assert_equal, random_sizes
-from tests.media.samples import draw, encode, files, modes
+from tests.llm.processors.images.comparing import arrays, assert_equal, check_modes_and_files, random_sizes
+from tests.media.samples import draw, encode
 from tests.plugins.tiers import sample
 
 SMOLVLM_256M = {
@@ -60,12 +59,7 @@ def test_images_of_all_sizes_have_the_bits_of_transformers(name):
 
 def test_images_of_all_modes_and_files_have_the_bits_of_transformers():
     ours, theirs = Idefics3ImageProcessor.from_dict(SMALL), SmolVLMImageProcessorPil(**SMALL)
-    for name, image in modes().items():
-        if name != "La":  # has no RGB form
-            assert_equal(arrays(ours, image), theirs(image, return_tensors="np"))
-    for name, data in files().items():
-        if "extras" not in name:  # these are turned
-            assert_equal(arrays(ours, data), theirs(PIL.Image.open(io.BytesIO(data)), return_tensors="np"))
+    check_modes_and_files(ours, theirs)
 
 
 @pytest.mark.thorough

@@ -11,7 +11,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 
 from pace.llm.processors.internvl import InternVLImageProcessor
 from pace.media.media import MediaError
-from tests.llm.processors.test_qwen_vl import SIZES, Shape, random_sizes
+from tests.llm.processors.images.comparing import SIZES, Shape, random_sizes
 from tests.media.samples import draw, files, modes
 
 PUBLISHED = {

@@ -17,7 +17,7 @@ from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
 from pace.llm.processors.registry import load_processors
 from pace.media.media import MediaError
 from tests.llm.models.towers.tiles.making import MODELS, SETTINGS
-from tests.llm.processors.test_qwen_vl import Shape, arrays, random_sizes
+from tests.llm.processors.images.comparing import Shape, arrays, random_sizes
 from tests.media.samples import draw, encode, modes
 from tests.plugins.tiers import sample
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import numpy as np
@@ -21,8 +20,8 @@ from pace.llm.processors.registry import load_processors
 from pace.media.media import MediaError
 from pace.tokenizer.loading import load_tokenizer
 from tests.llm.models.towers.llava.making import CASES, LLAVA_SETTINGS, PATCH, PIXTRAL_SETTINGS, save_processor
-from tests.llm.processors.test_qwen_vl import Shape, arrays, assert_equal
-from tests.media.samples import draw, encode, files, modes
+from tests.llm.processors.images.comparing import Shape, arrays, assert_equal, check_modes_and_files, check_read_back
+from tests.media.samples import draw, encode
 
 LLAVA_15 = {
     "crop_size": {"height": 336, "width": 336}, "do_center_crop": True, "do_convert_rgb": True, "do_normalize": True,
@@ -67,12 +66,7 @@ def test_images_of_all_sizes_have_the_bits_of_transformers(name):
 @pytest.mark.thorough
 def test_images_of_all_modes_and_files_have_the_bits_of_transformers():
     ours, theirs = LlavaImageProcessor.from_dict(LLAVA_SETTINGS), reference("clip")
-    for name, image in modes().items():
-        if name != "La":  # has no RGB form
-            assert_equal(arrays(ours, image), theirs(image, return_tensors="np"))
-    for name, data in files().items():
-        if "extras" not in name:  # these are turned
-            assert_equal(arrays(ours, data), theirs(PIL.Image.open(io.BytesIO(data)), return_tensors="np"))
+    check_modes_and_files(ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["llava", "llava full", "siglip", "siglip qwen3"])
@@ -96,13 +90,9 @@ def test_the_text_of_an_image_is_that_of_transformers(name, tmp_path):
 
 def test_a_published_checkpoint(tmp_path):
     vision = {
-        "model_type": "clip_vision_model",
-        "image_size": 336,
-        "patch_size": 14,
-        "num_attention_heads": 16,
-        "hidden_size": 1024,
-        "vocab_size": 32000,
-    }
+        "model_type": "clip_vision_model", "image_size": 336, "patch_size": 14, "num_attention_heads": 16,
+        "hidden_size": 1024, "vocab_size": 32000,
+    }  # fmt: skip
     config = {"architectures": ["LlavaForConditionalGeneration"], "vision_config": vision}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(LLAVA_15))
     ours = load_processors(tmp_path, config).image
@@ -141,15 +131,9 @@ def test_digests_name_pixels_size_and_settings():
 
 
 def test_settings_written_by_transformers_are_read_back(tmp_path):
-    config = {"architectures": ["LlavaForConditionalGeneration"]}
     for name, (_, settings) in VARIANTS.items():
-        theirs = reference(name)
-        theirs.save_pretrained(tmp_path)
-        (tmp_path / "processor_config.json").unlink(missing_ok=True)
-        assert load_processors(tmp_path, config).image == LlavaImageProcessor.from_dict(settings), name
-        nested = {"image_processor": json.loads(theirs.to_json_string()), "num_additional_image_tokens": 1}
-        (tmp_path / "processor_config.json").write_text(json.dumps(nested))
-        assert load_processors(tmp_path, config).image == LlavaImageProcessor.from_dict(settings), name
+        ours, whole = LlavaImageProcessor.from_dict(settings), {"num_additional_image_tokens": 1}
+        check_read_back(tmp_path, "LlavaForConditionalGeneration", reference(name), ours, **whole)
 
 
 @pytest.mark.parametrize(

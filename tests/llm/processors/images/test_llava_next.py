@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from types import SimpleNamespace
 
 import PIL.Image
@@ -14,10 +12,17 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
 from pace.llm.processors.llava_next import LlavaNextImageProcessor, LlavaOnevisionImageProcessor
-from pace.llm.processors.registry import load_processors
 from pace.media.media import MediaError
-from tests.llm.processors.test_qwen_vl import SIZES, Shape, arrays, assert_equal, random_sizes
-from tests.media.samples import draw, encode, files, modes
+from tests.llm.processors.images.comparing import (
+    SIZES,
+    Shape,
+    arrays,
+    assert_equal,
+    check_modes_and_files,
+    check_read_back,
+    random_sizes,
+)
+from tests.media.samples import draw, encode
 
 LLAVA_16 = {
     "aspect_ratio_setting": "anyres", "crop_size": {"height": 336, "width": 336}, "do_center_crop": True,
@@ -40,12 +45,8 @@ VARIANTS = {
     "other levels": SMALL | {"image_mean": 0.4, "image_std": [0.2, 0.3, 0.4], "rescale_factor": 0.003},
 }
 TOWER = {
-    "model_type": "clip_vision_model",
-    "image_size": 14,
-    "patch_size": 4,
-    "hidden_size": 24,
-    "num_attention_heads": 2,
-}
+    "model_type": "clip_vision_model", "image_size": 14, "patch_size": 4, "hidden_size": 24, "num_attention_heads": 2,
+}  # fmt: skip
 MODEL = {"vision_config": TOWER, "image_grid_pinpoints": PINPOINTS}
 
 
@@ -87,12 +88,7 @@ def test_images_of_onevision_have_the_bits_of_transformers() -> None:
 @pytest.mark.thorough
 def test_images_of_all_modes_and_files_have_the_bits_of_transformers() -> None:
     ours, theirs = LlavaNextImageProcessor.from_dict(SMALL), reference(SMALL)
-    for name, image in modes().items():
-        if name != "La":  # has no RGB form
-            assert_equal(arrays(ours, image), theirs(image, return_tensors="np"))
-    for name, data in files().items():
-        if "extras" not in name:  # these are turned
-            assert_equal(arrays(ours, data), theirs(PIL.Image.open(io.BytesIO(data)), return_tensors="np"))
+    check_modes_and_files(ours, theirs)
 
 
 @pytest.mark.parametrize("settings, side, patch", [(LLAVA_16, 336, 14), (SMALL, 14, 4)])
@@ -141,16 +137,9 @@ def test_digests_name_pixels_size_settings_and_tiles() -> None:
 
 
 def test_settings_written_by_transformers_are_read_back(tmp_path) -> None:
-    config = {"architectures": ["LlavaNextForConditionalGeneration"]}
-    for name in ("small", "stretched", "other levels"):
-        theirs = reference(VARIANTS[name])
-        theirs.save_pretrained(tmp_path)
-        (tmp_path / "processor_config.json").unlink(missing_ok=True)
-        ours = LlavaNextImageProcessor.from_dict(VARIANTS[name])
-        assert load_processors(tmp_path, config).image == ours, name
-        nested = {"image_processor": json.loads(theirs.to_json_string()), "image_token": "<image>", "patch_size": 4}
-        (tmp_path / "processor_config.json").write_text(json.dumps(nested))
-        assert load_processors(tmp_path, config).image == ours, name
+    for settings in (VARIANTS["small"], VARIANTS["stretched"], VARIANTS["other levels"]):
+        ours, whole = LlavaNextImageProcessor.from_dict(settings), {"image_token": "<image>", "patch_size": 4}
+        check_read_back(tmp_path, "LlavaNextForConditionalGeneration", reference(settings), ours, **whole)
 
 
 @pytest.mark.parametrize(

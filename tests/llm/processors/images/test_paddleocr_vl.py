@@ -7,8 +7,15 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import P
 
 from pace.llm.processors.paddleocr_vl import PaddleOCRVLImageProcessor
 from pace.media.media import MediaError
-from tests.llm.processors.test_qwen_vl import SIZES, Shape, arrays, assert_equal, random_sizes
-from tests.media.samples import draw, modes
+from tests.llm.processors.images.comparing import (
+    SIZES,
+    Shape,
+    arrays,
+    assert_equal,
+    check_modes_and_files,
+    random_sizes,
+)
+from tests.media.samples import draw
 
 PUBLISHED = {
     "auto_map": {"AutoImageProcessor": "image_processing_paddleocr_vl.PaddleOCRVLImageProcessor"},
@@ -39,11 +46,9 @@ def test_images_of_all_sizes_have_the_bits_of_transformers(name) -> None:
     assert_equal(arrays(ours, draw(40, 70), draw(90, 9)), theirs([draw(40, 70), draw(90, 9)], return_tensors="np"))
 
 
-def test_images_of_all_modes_have_the_bits_of_transformers() -> None:
+def test_images_of_all_modes_and_files_have_the_bits_of_transformers() -> None:
     ours, theirs = PaddleOCRVLImageProcessor.from_dict(SETTINGS["small"]), reference("small")
-    for name, image in modes().items():
-        if name != "La":  # has no RGB form
-            assert_equal(arrays(ours, image), theirs(image, return_tensors="np"))
+    check_modes_and_files(ours, theirs)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

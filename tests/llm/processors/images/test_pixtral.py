@@ -3,7 +3,6 @@ text in a prompt."""
 
 from __future__ import annotations
 
-import io
 import json
 from types import SimpleNamespace
 
@@ -26,8 +25,15 @@ from tests.llm.models.towers.llava.making import (
     save_processor,
     whole_pixtral,
 )
-from tests.llm.processors.test_qwen_vl import Shape, arrays, assert_equal, random_sizes
-from tests.media.samples import draw, encode, files, modes
+from tests.llm.processors.images.comparing import (
+    Shape,
+    arrays,
+    assert_equal,
+    check_modes_and_files,
+    check_read_back,
+    random_sizes,
+)
+from tests.media.samples import draw, encode
 
 MISTRAL_SMALL = {
     "crop_size": None, "data_format": "channels_first", "default_to_square": True, "device": None,
@@ -49,13 +55,10 @@ SIZES = [(1, 1), (1, 2), (2, 1), (32, 32), (33, 32), (40, 41), (64, 65), (39, 2)
 
 def make(name: str) -> PixtralImageProcessor:
     settings, patch, merge = VARIANTS[name]
-    config = {"patch_size": patch, "model_type": "pixtral"}
-    whole = {
-        "architectures": ["Mistral3ForConditionalGeneration"],
-        "spatial_merge_size": merge,
-        "vision_config": config,
-    }
-    return PixtralImageProcessor.from_dict(settings).for_model(whole)
+    config = {"spatial_merge_size": merge, "vision_config": {"patch_size": patch, "model_type": "pixtral"}}
+    return PixtralImageProcessor.from_dict(settings).for_model(
+        {"architectures": ["Mistral3ForConditionalGeneration"]} | config
+    )
 
 
 def reference(name: str, **changes) -> pil.PixtralImageProcessorPil:
@@ -79,12 +82,7 @@ def test_images_of_all_sizes_have_the_bits_of_transformers(name):
 @pytest.mark.thorough
 def test_images_of_all_modes_and_files_have_the_bits_of_transformers():
     ours, theirs = make("small"), reference("small")
-    for name, image in modes().items():
-        if name != "La":  # has no RGB form
-            assert_equal(arrays(ours, image), theirs(image, return_tensors="np"))
-    for name, data in files().items():
-        if "extras" not in name:  # these are turned
-            assert_equal(arrays(ours, data), theirs(PIL.Image.open(io.BytesIO(data)), return_tensors="np"))
+    check_modes_and_files(ours, theirs)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -171,15 +169,9 @@ def test_digests_name_pixels_size_and_settings():
 
 
 def test_settings_written_by_transformers_are_read_back(tmp_path):
-    config = {"architectures": ["Mistral3ForConditionalGeneration"]}
     for name, (settings, _, _) in VARIANTS.items():
-        theirs = reference(name)
-        theirs.save_pretrained(tmp_path)
-        (tmp_path / "processor_config.json").unlink(missing_ok=True)
-        assert load_processors(tmp_path, config).image == PixtralImageProcessor.from_dict(settings)
-        nested = {"image_processor": json.loads(theirs.to_json_string()), "spatial_merge_size": 2}
-        (tmp_path / "processor_config.json").write_text(json.dumps(nested))
-        assert load_processors(tmp_path, config).image == PixtralImageProcessor.from_dict(settings)
+        ours, whole = PixtralImageProcessor.from_dict(settings), {"spatial_merge_size": 2}
+        check_read_back(tmp_path, "Mistral3ForConditionalGeneration", reference(name), ours, **whole)
 
 
 @pytest.mark.parametrize(

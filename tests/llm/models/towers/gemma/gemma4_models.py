@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.llm.models.families.gemma4_variants import EXPERTS, GEMMA4_BASE, KEYS, LARGE
+from tests.llm.models.towers.prompts import inputs_of_tokens, prompt_around, together
 from tests.llm.models.variants import SIZES, randomise, save_pretrained
 
 IMAGE, BEGIN, END, SOUND, PAD = 90, 92, 93, 94, 5
@@ -112,41 +113,14 @@ def arrays(grids: list[tuple[int, int]], seed: int, merged: bool) -> dict[str, T
     return {"pixel_values": values, "image_position_ids": places}
 
 
-def prompt_of(grids: list[tuple[int, int]], seed: int) -> list[int]:
-    """Random text with images in it."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def text(count: int) -> list[int]:
-        return torch.randint(6, 89, (count,), generator=generator).tolist()
-
-    tokens = text(seed % 2 * 5)
-    for number, (rows, columns) in enumerate(grids):
-        tokens += [BEGIN, *[IMAGE] * (rows * columns), END, *text(7 * (number % 2))]
-    return tokens + text(4)
-
-
 def inputs_of(rows: list[list[tuple[int, int]]], name: str, seed: int = 0) -> dict[str, Tensor]:
-    """What a processor makes of a batch of prompts with images, padded on the left. `rows`: the grids of each."""
-    prompts = [prompt_of(grids, seed + index) for index, grids in enumerate(rows)]
-    width = max(map(len, prompts))
-    ids = torch.tensor([[PAD] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    inputs = {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": (ids == IMAGE).int()}
-    if grids := [grid for row in rows for grid in row]:
-        inputs |= arrays(grids, seed, name == "12b")
-    return inputs
+    """What a processor makes of a batch of prompts with images, padded on the left. `rows`: the grids of each, which
+    has the tokens and patches of `inputs_of([grids], name, seed + index)`."""
+    return together([_one_prompt(grids, name, seed + index) for index, grids in enumerate(rows)], pad_id=PAD)
 
 
-def together(each: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Prompts of `inputs_of` as one batch."""
-    width = max(inputs["input_ids"].shape[1] for inputs in each)
-    fills = {"input_ids": PAD, "attention_mask": 0, "mm_token_type_ids": 0}
-    batch = {
-        name: torch.cat(
-            [torch.nn.functional.pad(one[name], (width - one[name].shape[1], 0), value=fill) for one in each]
-        )
-        for name, fill in fills.items()
-    }
-    for name in ("pixel_values", "image_position_ids"):
-        batch[name] = torch.cat([one[name] for one in each if name in one])
-    return batch
+def _one_prompt(grids: list[tuple[int, int]], name: str, seed: int) -> dict[str, Tensor]:
+    images = [[BEGIN, *[IMAGE] * (rows * columns), END] for rows, columns in grids]
+    inputs = inputs_of_tokens(prompt_around(images, seed))
+    inputs["mm_token_type_ids"] = (inputs["input_ids"] == IMAGE).int()
+    return inputs | (arrays(grids, seed, name == "12b") if grids else {})

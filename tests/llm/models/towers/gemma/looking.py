@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.llm.models.towers.prompts import inputs_of_tokens, prompt_around, together
 from tests.llm.models.variants import SIZES, randomise, save_pretrained
 
 IMAGE, BEGIN, END = 90, 92, 93
@@ -48,49 +48,14 @@ def save_looking(
     return model
 
 
-def with_published_names(folder: Path) -> None:
-    """Renames the tensors of a checkpoint to those of the Hub."""
-    from safetensors.torch import load_file, save_file
-
-    path = folder / "model.safetensors"
-    prefixes = {
-        "model.vision_tower.vision_model.": "vision_tower.vision_model.",
-        "model.vision_tower.": "vision_tower.vision_model.",
-        "vision_tower.vision_model.": "vision_tower.vision_model.",
-        "vision_tower.": "vision_tower.vision_model.",
-        "model.multi_modal_projector.": "multi_modal_projector.",
-        "model.language_model.": "language_model.model.",
-    }
-
-    def renamed(name: str) -> str:
-        old = next((old for old in prefixes if name.startswith(old)), "")
-        return prefixes.get(old, "") + name.removeprefix(old)
-
-    save_file({renamed(name): tensor for name, tensor in load_file(path).items()}, path, {"format": "pt"})
-
-
-def with_new_names(folder: Path) -> None:
-    """Renames the tensors of a checkpoint to those of the modules in transformers 5."""
-    from safetensors.torch import load_file, save_file
-
-    with_published_names(folder)
-    path = folder / "model.safetensors"
-    prefixes = {
-        "vision_tower.vision_model.": "model.vision_tower.",
-        "multi_modal_projector.": "model.multi_modal_projector.",
-        "language_model.model.": "model.language_model.",
-    }
-
-    def renamed(name: str) -> str:
-        old = next((old for old in prefixes if name.startswith(old)), "")
-        return prefixes.get(old, "") + name.removeprefix(old)
-
-    save_file({renamed(name): tensor for name, tensor in load_file(path).items()}, path, {"format": "pt"})
-
-
-def change_config(folder: Path, **fields: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+PUBLISHED_NAMES = {"vision_tower.": "vision_tower.vision_model."}
+"""Prefixes of names that transformers 5 saves, and those on the Hub."""
+NEW_NAMES = {
+    "vision_tower.vision_model.": "model.vision_tower.",
+    "multi_modal_projector.": "model.multi_modal_projector.",
+    "language_model.model.": "model.language_model.",
+}
+"""Prefixes of names on the Hub, and those of the modules in transformers 5."""
 
 
 def pixels(count: int, seed: int = 0, side: int = VISION["image_size"]) -> Tensor:
@@ -98,27 +63,13 @@ def pixels(count: int, seed: int = 0, side: int = VISION["image_size"]) -> Tenso
     return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(seed))
 
 
-def prompt_of(count: int, seed: int) -> list[int]:
-    """Random text with `count` images in it, the first at the start or not, others next to each other or apart."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def text(length: int) -> list[int]:
-        return torch.randint(2, 89, (length,), generator=generator).tolist()
-
-    tokens = text(seed % 2 * 6)
-    for number in range(count):
-        tokens += [BEGIN, *[IMAGE] * TOKENS, END, *text(7 * (number % 2))]
-    return tokens + text(4)
-
-
 def inputs_of(counts: Sequence[int], seed: int = 0) -> dict[str, Tensor]:
     """What a processor makes of a batch of prompts with images, padded on the left. The prompt `index` has
     `counts[index]` images, and those of `inputs_of([count], seed + index)`."""
-    prompts = [prompt_of(count, seed + index) for index, count in enumerate(counts)]
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": (ids == IMAGE).long()}
-    if sum(counts):
-        inputs["pixel_values"] = torch.cat([pixels(count, seed + index) for index, count in enumerate(counts)])
-    return inputs
+    return together([_one_prompt(count, seed + index) for index, count in enumerate(counts)])
+
+
+def _one_prompt(count: int, seed: int) -> dict[str, Tensor]:
+    inputs = inputs_of_tokens(prompt_around([[BEGIN, *[IMAGE] * TOKENS, END]] * count, seed))
+    inputs["token_type_ids"] = (inputs["input_ids"] == IMAGE).long()
+    return inputs | ({"pixel_values": pixels(count, seed)} if count else {})

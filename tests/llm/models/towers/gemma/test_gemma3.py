@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
-from pace.llm import DraftModelConfig, PromptLookupConfig
+from pace.llm import PromptLookupConfig
 from pace.llm.models.model_list import read_config
-from pace.llm.runners import EagerRunner, ProgramRunner
+from tests.editing import rename_tensors
+from tests.llm.models.towers.checks import (
+    check_bfloat16_rows,
+    check_drafts,
+    check_every_way_to_run,
+    check_greedy_text,
+    check_preemption,
+    check_refused_config,
+    check_rows,
+    check_samples_and_beams,
+    check_text_alone,
+    oracle_rows,
+)
 from tests.llm.models.towers.gemma.looking import (
     BEGIN,
     END,
     IMAGE,
+    NEW_NAMES,
+    PUBLISHED_NAMES,
     TEXT,
     TOKENS,
     VISION,
     inputs_of,
     pixels,
     save_looking,
-    with_new_names,
-    with_published_names,
 )
-from tests.llm.models.towers.seeing import BACKEND, load, oracle_tokens, results, run, run_to_end
+from tests.llm.models.towers.seeing import load, oracle_tokens, results, run
 from tests.plugins.tiers import sample
-from tests.support import TensorDict, backend, backends
 
 pytest.importorskip("transformers")
 
@@ -56,46 +65,21 @@ def model(looking):
 def test_rows_are_those_of_transformers(name, tmp_path) -> None:
     vision, fields = VARIANTS[name]
     oracle = save_looking(tmp_path, vision=vision, **fields)
-    images = pixels(3, 1, (VISION | vision)["image_size"])
-    with torch.no_grad():
-        expected = oracle.model.get_image_features(images, return_dict=True).pooler_output
-    from safetensors.torch import load_file
-
-    for rename in (lambda folder: None, with_published_names, with_new_names):
-        rename(tmp_path)
-        model_class, config = read_config(json.loads((tmp_path / "config.json").read_text()), media=True)
-        for ops in backends():
-            model = model_class(config, torch.float32, backend(ops))
-            model.load_weights(TensorDict(load_file(tmp_path / "model.safetensors")))
-            runner = EagerRunner(model)
-            media = runner.towers[0].read_inputs({"pixel_values": images})
-            ours = [run_to_end(runner.encode(medium)) for medium in media]
-            for found, wanted in zip(ours, expected, strict=True):
-                assert found.shape == wanted.shape == (media[0].num_tokens, TEXT["hidden_size"])
-                assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
-            assert len({found.std().item() for found in ours}) == 3 and ours[1].std() > 0.1
-            if ops == "native":
-                program = ProgramRunner(model)
-                for image in (2, 0):
-                    assert torch.equal(run_to_end(program.encode(media[image])), ours[image])
+    inputs = {"pixel_values": pixels(3, 1, (VISION | vision)["image_size"])}
+    expected = oracle_rows(oracle, inputs)
+    check_rows(tmp_path, inputs, expected)
+    for names in (PUBLISHED_NAMES, NEW_NAMES):
+        rename_tensors(tmp_path, names)
+        check_rows(tmp_path, inputs, expected)
 
 
-@pytest.mark.parametrize("counts, new", [((3, 0), 12), pytest.param(COUNTS, 64, marks=pytest.mark.thorough)])
-def test_greedy_text_is_that_of_transformers(looking, counts, new) -> None:
-    """Alone, in a batch that is padded on the left, and in steps with fewer tokens than an image has: the same bits."""
+@pytest.mark.parametrize("counts", [(3, 0), pytest.param(COUNTS, marks=pytest.mark.thorough)])
+def test_greedy_text_is_that_of_transformers(looking, counts) -> None:
+    """Also in steps with fewer tokens than an image has."""
     oracle, folder = looking
+    prompts = [inputs_of([count], index) for index, count in enumerate(counts)]
     with load(folder, prefix_cache_bytes=0) as model:
-        alone = []
-        for index, count in enumerate(counts):
-            inputs = inputs_of([count], index)
-            alone += run(model, inputs, new)
-            assert alone[-1][0] == oracle_tokens(oracle, inputs, new), f"{count} images"
-        assert len({tuple(tokens) for tokens, _ in alone}) == len(counts)
-        batch = inputs_of(counts)
-        assert run(model, batch, new) == alone
-        for budget in (7, 13, 1):
-            model._engine.scheduler.max_tokens_per_step = budget
-            assert run(model, batch, 8) == [(tokens[:8], numbers[:8]) for tokens, numbers in alone], budget
+        check_greedy_text(model, oracle, prompts, inputs_of(counts), budgets=(7, 13, 1))
 
 
 def test_rows_of_an_image_see_those_after_them(looking, model) -> None:
@@ -110,40 +94,10 @@ def test_rows_of_an_image_see_those_after_them(looking, model) -> None:
 
 @pytest.mark.thorough
 def test_every_way_to_run_it_gives_the_same_text(looking, model) -> None:
-    batch = inputs_of(COUNTS)
-    expected = run(model, batch, 12)
-    for name in ("native-eager", "torch") if BACKEND == "native" else ():
-        with load(looking[1], backend=name) as other:
-            found = run(other, batch, 12)
-        if name == "native-eager":
-            assert found == expected
-        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected], name
-    for options in ({"kv_cache_type": "dynamic"}, {"num_threads": 1}, {"num_threads": 5}):
-        with load(looking[1], **options) as other:
-            assert run(other, batch, 12) == expected, options
-        from pace import _C
-
-        _C.set_num_threads(2)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("source", ["prompt lookup", "draft model"])
-def test_drafts_change_no_token(looking, model, source) -> None:
-    batch = inputs_of(COUNTS)
-    spec_config = PromptLookupConfig() if source == "prompt lookup" else DraftModelConfig(looking[1])
-    with load(looking[1], spec_config=spec_config) as drafted:
-        output = drafted.generate(**batch, max_new_tokens=40, logprobs=0)
-        assert output.metrics.num_drafted_tokens and results(output) == run(model, batch, 40)
-
-
-@pytest.mark.thorough
-def test_preempted_prompts_are_computed_again(looking, model) -> None:
-    batch, count = inputs_of([3, 2, 3, 1], 5), 90
-    expected = run(model, batch, count)
-    with load(looking[1], kv_cache_bytes=250_000, prefix_cache_bytes=0) as small:
-        output = small.generate(**batch, max_new_tokens=count, logprobs=0)
-        assert results(output) == expected
-        assert output.metrics.num_preemptions > 0
+    check_every_way_to_run(looking[1], inputs_of(COUNTS))
+    check_drafts(looking[1], model, inputs_of(COUNTS))
+    inputs = inputs_of([3, 2, 3, 1], 5)
+    check_preemption(looking[1], inputs, run(model, inputs, 90), 250_000)
 
 
 def test_a_prefix_may_end_within_an_image(looking) -> None:
@@ -176,19 +130,7 @@ def test_beams_are_those_of_transformers(looking, model) -> None:
 
 @pytest.mark.thorough
 def test_bfloat16_rows_are_as_near_as_those_of_transformers(looking) -> None:
-    """Weights in bfloat16 are the same numbers, and activations are float32 here."""
-    from transformers import AutoModelForImageTextToText
-
-    images = pixels(4, 3)
-    half = AutoModelForImageTextToText.from_pretrained(looking[1], dtype=torch.bfloat16).eval()
-    with torch.no_grad():
-        exact = looking[0].model.get_image_features(images, return_dict=True).pooler_output
-        usual = half.model.get_image_features(images.bfloat16(), return_dict=True).pooler_output.float()
-    with load(looking[1], dtype="bfloat16") as model:
-        runner = model._engine.model
-        media = runner.towers[0].read_inputs({"pixel_values": images})
-        ours = torch.stack([run_to_end(runner.encode(medium)) for medium in media])
-    assert (ours - exact).square().mean() <= (usual - exact).square().mean()
+    check_bfloat16_rows(looking[1], {"pixel_values": pixels(4, 3)}, looking[0])
 
 
 @pytest.mark.thorough
@@ -253,14 +195,8 @@ def test_a_placeholder_outside_of_the_vocabulary(looking, model, tmp_path) -> No
 
 def test_samples_and_text_alone(looking, model) -> None:
     inputs = inputs_of([2], 2)
-    ((expected, _),) = run(model, inputs, 10)
-    samples = model.generate(**inputs, max_new_tokens=10, num_return_sequences=3, do_sample=True, top_k=1)
-    assert samples.generated_token_ids == [expected] * 3
-    text = {"input_ids": torch.arange(2, 60)[None]}
-    with load(looking[1], media=False) as plain:
-        assert run(plain, text, 20) == run(model, text, 20)
-        with pytest.raises(ValueError, match="takes no images.*leave out pixel_values"):
-            plain.generate(**inputs)
+    check_samples_and_beams(model, inputs, IMAGE)
+    check_text_alone(looking[1], model, inputs)
 
 
 def test_inputs_that_are_refused(model) -> None:
@@ -293,9 +229,7 @@ def test_configs_that_are_refused(fields, vision, error, message) -> None:
         "model_type": "gemma3", "text_config": TEXT, "vision_config": VISION | vision, "mm_tokens_per_image": TOKENS,
         "image_token_index": IMAGE, **fields,
     }  # fmt: skip
-    with pytest.raises(error, match=f"{message}.*; media=False loads only the text model"):
-        read_config(config, media=True)
-    assert read_config(config)[1].vision is None
+    check_refused_config(config, error, message)
 
 
 @pytest.mark.parametrize("num_tokens", sample([49, 25], lambda count: count == 25))

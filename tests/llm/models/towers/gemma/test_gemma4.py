@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
-from pace import _C
-from pace.llm import PromptLookupConfig
-from pace.llm.models.model_list import read_config
-from pace.llm.runners.eager import EagerRunner
-from pace.llm.runners.program import ProgramRunner
+from tests.llm.models.towers.checks import (
+    check_bfloat16_rows,
+    check_blank_images,
+    check_every_way_to_run,
+    check_greedy_text,
+    check_rows,
+    oracle_rows,
+)
 from tests.llm.models.towers.gemma.gemma4_models import (
     IMAGE,
     MODELS,
@@ -21,11 +22,9 @@ from tests.llm.models.towers.gemma.gemma4_models import (
     arrays,
     inputs_of,
     save_gemma4,
-    together,
 )
-from tests.llm.models.towers.seeing import BACKEND, load, oracle_tokens, results, run, run_to_end
+from tests.llm.models.towers.seeing import load, oracle_tokens, results, run
 from tests.plugins.tiers import sample
-from tests.support import TensorDict, backend, backends
 
 pytest.importorskip("transformers")
 
@@ -33,25 +32,6 @@ GRIDS = [(1, 1), (2, 8), (4, 3), (1, 16), (4, 4)]
 """Rows and columns of tokens."""
 ROWS = [[(3, 4)], [], [(1, 2), (4, 4)], [(2, 2), (1, 9), (3, 5)]]
 BY_SIZE = sample(list(MODELS), lambda name: name == "e2b")
-
-
-def load_tower(folder, ops: str, dtype: torch.dtype = torch.float32):
-    from safetensors.torch import load_file
-
-    model_class, config = read_config(json.loads((folder / "config.json").read_text()), media=True)
-    model = model_class(config, dtype, backend(ops))
-    model.load_weights(TensorDict(load_file(folder / "model.safetensors")))
-    return model
-
-
-def rows_of(runner, given) -> list[torch.Tensor]:
-    return [run_to_end(runner.encode(media)) for media in runner.towers[0].read_inputs(given)]
-
-
-@torch.no_grad()
-def oracle_rows(oracle, given) -> list[torch.Tensor]:
-    values, places = given["pixel_values"].to(oracle.dtype), given["image_position_ids"]
-    return list(oracle.model.get_image_features(values, places, return_dict=True).pooler_output)
 
 
 @pytest.mark.parametrize(
@@ -68,38 +48,14 @@ def test_rows_are_those_of_transformers(name, vision, tmp_path) -> None:
     oracle = save_gemma4(tmp_path, name, vision=vision)
     grids = GRIDS if not vision else [(2, 2), (2, 8), (4, 2)]
     given = arrays(grids, 3, name == "12b")
-    expected = oracle_rows(oracle, given)
-    for ops in backends():
-        model = load_tower(tmp_path, ops)
-        ours = rows_of(EagerRunner(model), given)
-        for found, wanted in zip(ours, expected, strict=True):
-            assert found.shape == wanted.shape == (len(wanted), model.towers[0].width)
-            assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
-        assert len({found.std().item() for found in ours}) == len(grids)
-        blank = model.towers[0].blank(11)
-        assert run_to_end(EagerRunner(model).encode(blank)).shape == (9, model.towers[0].width), "3 rows of 3"
-        if ops == "native":
-            program = ProgramRunner(model)
-            for found, wanted in zip(rows_of(program, given), ours, strict=True):
-                assert torch.equal(found, wanted), "the bits of single operations"
-            for image in (2, 0):
-                alone = {key: array[image : image + 1] for key, array in given.items()}
-                assert torch.equal(rows_of(program, alone)[0], ours[image]), "whatever was encoded before"
+    check_rows(tmp_path, given, oracle_rows(oracle, given))
+    check_blank_images(tmp_path, {11: 9})  # 3 rows of 3
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 def test_bfloat16_rows_are_as_near_as_those_of_transformers(name, tmp_path) -> None:
-    from transformers import AutoModelForImageTextToText
-
-    given = arrays(GRIDS, 3, name == "12b")
-    exact = oracle_rows(save_gemma4(tmp_path, name), given)
-    usual = oracle_rows(AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.bfloat16).eval(), given)
-    for ops in backends():
-        for ours, theirs, wanted in zip(
-            rows_of(EagerRunner(load_tower(tmp_path, ops, torch.bfloat16)), given), usual, exact
-        ):
-            assert (ours - wanted).square().mean() <= (theirs.float() - wanted).square().mean()
+    check_bfloat16_rows(tmp_path, arrays(GRIDS, 3, name == "12b"), save_gemma4(tmp_path, name))
 
 
 @torch.no_grad()
@@ -117,21 +73,13 @@ def check_first_logits(model, oracle, inputs) -> None:
 
 @pytest.mark.parametrize("name", BY_SIZE)
 def test_greedy_text_is_that_of_transformers(name, tmp_path) -> None:
-    """Alone, in a batch that is padded on the left, and with prompts cut into chunks: the same bits."""
     oracle = save_gemma4(tmp_path, name)
     each = [inputs_of([grids], name, index) for index, grids in enumerate(ROWS)]
     with load(tmp_path, prefix_cache_bytes=0) as model:
-        alone = []
+        batch = inputs_of(ROWS, name)
         for inputs in each:
-            alone += run(model, inputs)
-            assert alone[-1][0] == oracle_tokens(oracle, inputs), len(alone)
             check_first_logits(model, oracle, inputs)
-        assert len({tuple(tokens) for tokens, _ in alone}) == len(ROWS)
-        batch = together(each)
-        assert run(model, batch) == alone
-        for num_tokens in (7, 1):
-            model._engine.scheduler.max_tokens_per_step = num_tokens
-            assert run(model, batch) == alone
+        alone = check_greedy_text(model, oracle, each, batch, budgets=(7, 1))
     with load(tmp_path) as model:
         for _ in range(2):
             assert run(model, batch) == alone, "with prefixes"
@@ -144,24 +92,7 @@ def test_greedy_text_is_that_of_transformers(name, tmp_path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_way_to_run_it_gives_the_same_text(name, tmp_path) -> None:
     save_gemma4(tmp_path, name)
-    batch = together([inputs_of([grids], name, index) for index, grids in enumerate(ROWS)])
-    with load(tmp_path) as model:
-        expected = run(model, batch, 12)
-    for runs_on in ("native-eager", "torch", "attention=torch") if BACKEND == "native" else ():
-        with load(tmp_path, backend=runs_on) as other:
-            found = run(other, batch, 12)
-        if runs_on == "native-eager":
-            assert found == expected
-        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected], runs_on
-    for options in (
-        {"kv_cache_type": "dynamic"},
-        {"num_threads": 1},
-        {"num_threads": 5},
-        {"spec_config": PromptLookupConfig()},
-    ):
-        with load(tmp_path, **options) as other:
-            assert run(other, batch, 12) == expected, options
-        _C.set_num_threads(2)
+    check_every_way_to_run(tmp_path, inputs_of(ROWS, name))
 
 
 @pytest.mark.parametrize("name", BY_SIZE)
@@ -229,18 +160,7 @@ def test_rows_of_sound_are_those_of_transformers(audio, tmp_path) -> None:
     with torch.no_grad():
         out = oracle.model.get_audio_features(**given, return_dict=True)
     expected = [rows[mask] for rows, mask in zip(out.pooler_output, out.attention_mask)]
-    for ops in backends():
-        model = load_tower(tmp_path, ops)
-        media = model.towers[1].read_inputs(given)
-        ours = [run_to_end(EagerRunner(model).encode(one)) for one in media]
-        for found, wanted in zip(ours, expected, strict=True):
-            assert found.shape == wanted.shape and (found - wanted).abs().max() <= 4e-5 * wanted.abs().max()
-        if ops == "native":
-            program = ProgramRunner(model)
-            for threads in (1, 2):
-                _C.set_num_threads(threads)
-                for one, found in zip(media, ours):
-                    assert torch.equal(run_to_end(program.encode(one)), found)
+    check_rows(tmp_path, given, expected, tower=1, bound=4e-5)
 
 
 @pytest.mark.parametrize("name", sample(["e2b", "12b"], lambda name: name == "e2b"))

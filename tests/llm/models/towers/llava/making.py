@@ -14,6 +14,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 
+from tests.editing import edit_tensors
+from tests.llm.models.towers.prompts import inputs_of_tokens, prompt_around, together
 from tests.llm.models.variants import SIZES, randomise, save_pretrained
 
 IMAGE, BREAK, END = 90, 91, 92
@@ -110,9 +112,6 @@ def save_llava(folder: Path, case: Case) -> torch.nn.Module:
 
 def rename(folder: Path, published: bool) -> None:
     """Renames the tensors of a checkpoint to those of the Hub, or to those of the modules in transformers 5."""
-    from safetensors.torch import load_file, save_file
-
-    path = folder / "model.safetensors"
     to_old = {
         "model.language_model.": "language_model.model.",
         "lm_head.": "language_model.lm_head.",
@@ -120,7 +119,6 @@ def rename(folder: Path, published: bool) -> None:
         "model.multi_modal_projector.": "multi_modal_projector.",
         "model.image_newline": "image_newline",
     }
-    has_inner = any("vision_model." in name or "class_embedding" in name for name in load_file(path))
 
     def old_name(name: str) -> str:
         old = next((prefix for prefix in to_old if name.startswith(prefix)), "")
@@ -137,8 +135,10 @@ def rename(folder: Path, published: bool) -> None:
         new = next(prefix for prefix, old in to_old.items() if name.startswith(old))
         return new + name.removeprefix(to_old[new])
 
-    renamed = old_name if published else new_name
-    save_file({renamed(name): tensor for name, tensor in load_file(path).items()}, path, {"format": "pt"})
+    with edit_tensors(folder) as state:
+        has_inner = any("vision_model." in name or "class_embedding" in name for name in state)
+        renamed = old_name if published else new_name
+        state |= {renamed(name): state.pop(name) for name in list(state)}
 
 
 def media_inputs(case: Case, sizes: Sizes, seed: int) -> dict[str, Tensor]:
@@ -160,42 +160,16 @@ def rows_of_image(rows: int, columns: int) -> list[int]:
     return ([IMAGE] * columns + [BREAK]) * (rows - 1) + [IMAGE] * columns + [END]
 
 
-def prompt_of(case: Case, sizes: Sizes, seed: int) -> list[int]:
-    """Random text with images in it, the first at the start or not, others next to each other or apart."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def text(length: int) -> list[int]:
-        return torch.randint(2, 89, (length,), generator=generator).tolist()
-
-    tokens = text(seed % 2 * 6)
-    for number, size in enumerate(sizes):
-        tokens += rows_of_image(*size) if case.vision["model_type"] == "pixtral" else [IMAGE] * case.num_tokens
-        tokens += text(7 * (number % 2))
-    return tokens + text(4)
-
-
 def inputs_of(case: Case, sizes: Sizes, seed: int) -> dict[str, Tensor]:
     """What a processor makes of a prompt with images of these sizes."""
-    return together([prompt_of(case, sizes, seed)], [media_inputs(case, sizes, seed)])
+    is_pixtral = case.vision["model_type"] == "pixtral"
+    images = [rows_of_image(*size) if is_pixtral else [IMAGE] * case.num_tokens for size in sizes]
+    return inputs_of_tokens(prompt_around(images, seed)) | media_inputs(case, sizes, seed)
 
 
-def together(prompts: list[list[int]], images: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """One batch of prompts, padded on the left, and of the images of each."""
-    width = max(map(len, prompts))
-    inputs = {
-        "input_ids": torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts]),
-        "attention_mask": torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
-    }
-    given = [one for one in images if one]
-    if not given:
-        return inputs
-    values = [one["pixel_values"] for one in given]
-    height, right = (max(value.shape[axis] for value in values) for axis in (2, 3))
-    fill = [torch.nn.functional.pad(v, (0, right - v.shape[3], 0, height - v.shape[2]), value=7.0) for v in values]
-    inputs["pixel_values"] = torch.cat(fill)
-    if "image_sizes" in given[0]:
-        inputs["image_sizes"] = torch.cat([one["image_sizes"] for one in given])
-    return inputs
+def batch_of(case: Case, images: list[Sizes]) -> dict[str, Tensor]:
+    """The prompts and images of `inputs_of(case, images[index], index)` as one batch."""
+    return together([inputs_of(case, each, index) for index, each in enumerate(images)], pad_value=7.0)
 
 
 TEMPLATE = (

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
-from pace.llm import DraftModelConfig, PromptLookupConfig
-from pace.llm.models.model_list import read_config
-from pace.llm.runners import EagerRunner, ProgramRunner
+from tests.llm.models.towers.checks import (
+    check_bfloat16_rows,
+    check_drafts,
+    check_every_way_to_run,
+    check_greedy_text,
+    check_preemption,
+    check_rows,
+    check_text_alone,
+    load_layers,
+    oracle_rows,
+)
 from tests.llm.models.towers.llava.making import (
     CASES,
     IMAGE,
-    TEXT,
-    Case,
+    batch_of,
     inputs_of,
     media_inputs,
-    prompt_of,
     rename,
     rows_of_image,
     save_llava,
-    together,
 )
-from tests.llm.models.towers.seeing import BACKEND, NEW, load, oracle_tokens, results, run, run_to_end
+from tests.llm.models.towers.prompts import together
+from tests.llm.models.towers.seeing import NEW, load, results, run
 from tests.plugins.tiers import sample
-from tests.support import TensorDict, backend, backends
+from tests.support import backends
 
 pytest.importorskip("transformers")
 
@@ -46,31 +50,6 @@ def model(seeing):
         yield model
 
 
-def batch_of(case: Case, images: list) -> dict[str, torch.Tensor]:
-    """The prompts and images of `inputs_of(case, images[index], index)` as one batch."""
-    prompts = [prompt_of(case, each, index) for index, each in enumerate(images)]
-    return together(prompts, [media_inputs(case, each, index) for index, each in enumerate(images)])
-
-
-def load_layers(folder, ops: str, dtype: torch.dtype = torch.float32):
-    from safetensors.torch import load_file
-
-    model_class, config = read_config(json.loads((folder / "config.json").read_text()), media=True)
-    model = model_class(config, dtype, backend(ops))
-    model.load_weights(TensorDict(load_file(folder / "model.safetensors")))
-    return model
-
-
-def rows_of(runner, inputs) -> list[torch.Tensor]:
-    return [run_to_end(runner.encode(media)) for media in runner.towers[0].read_inputs(inputs)]
-
-
-@torch.no_grad()
-def oracle_rows(oracle, inputs) -> list[torch.Tensor]:
-    given = inputs | {"pixel_values": inputs["pixel_values"].to(oracle.dtype)}
-    return list(oracle.model.get_image_features(**given, return_dict=True).pooler_output)
-
-
 SIZES = [(2, 3), (1, 1), (5, 2)]
 
 
@@ -79,94 +58,36 @@ def test_rows_are_those_of_transformers(name, tmp_path) -> None:
     case = CASES[name]
     oracle, inputs = save_llava(tmp_path, case), media_inputs(case, SIZES, 0)
     expected = oracle_rows(oracle, inputs)
-    for spelling in ("saved", "published", "new"):
-        if spelling != "saved":
-            rename(tmp_path, spelling == "published")
-        for ops in backends():
-            model = load_layers(tmp_path, ops)
-            ours = rows_of(EagerRunner(model), inputs)
-            for found, wanted in zip(ours, expected, strict=True):
-                assert found.shape == wanted.shape == (len(wanted), TEXT["hidden_size"])
-                assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
-            assert len({found.std().item() for found in ours}) == len(SIZES) and ours[2].std() > 0.1
-            if ops == "native":
-                program = ProgramRunner(model)
-                media = program.towers[0].read_inputs(inputs)
-                for image in (2, 0):
-                    assert torch.equal(run_to_end(program.encode(media[image])), ours[image])
+    check_rows(tmp_path, inputs, expected)
+    for published in (True, False):
+        rename(tmp_path, published)
+        check_rows(tmp_path, inputs, expected)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_bfloat16_rows_are_as_near_as_those_of_transformers(name, tmp_path) -> None:
-    """Weights in bfloat16 are the same numbers, and activations are float32 here."""
-    from transformers import AutoModelForImageTextToText
-
     case = CASES[name]
-    inputs = media_inputs(case, SIZES, 0)
-    exact = oracle_rows(save_llava(tmp_path, case), inputs)
-    usual = oracle_rows(AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.bfloat16).eval(), inputs)
-    for ops in backends():
-        ours = rows_of(EagerRunner(load_layers(tmp_path, ops, torch.bfloat16)), inputs)
-        for found, theirs, wanted in zip(ours, usual, exact, strict=True):
-            assert (found - wanted).square().mean() <= (theirs.float() - wanted).square().mean()
+    check_bfloat16_rows(tmp_path, media_inputs(case, SIZES, 0), save_llava(tmp_path, case))
 
 
 @pytest.mark.parametrize("name", sample(list(CASES), lambda name: name in ALWAYS))
 def test_greedy_text_is_that_of_transformers(name, tmp_path) -> None:
-    """Alone, in a batch that is padded on the left, and with prompts cut into chunks: the same bits."""
     case = CASES[name]
     oracle = save_llava(tmp_path, case)
+    prompts = [inputs_of(case, images, index) for index, images in enumerate(IMAGES)]
     with load(tmp_path, prefix_cache_bytes=0) as model:
-        alone = []
-        for index, images in enumerate(IMAGES):
-            inputs = inputs_of(case, images, index)
-            alone += run(model, inputs)
-            count = NEW if images == IMAGES[-1] else 16  # transformers takes most of the time
-            assert alone[-1][0][:count] == oracle_tokens(oracle, inputs, count), f"{len(images)} images"
-        assert len({tuple(tokens) for tokens, _ in alone}) == len(IMAGES)
-        batch = batch_of(case, IMAGES)
-        assert run(model, batch) == alone
-        model._engine.scheduler.max_tokens_per_step = 7
-        assert run(model, batch) == alone
+        counts = [16] * (len(IMAGES) - 1) + [NEW]  # transformers takes most of the time
+        check_greedy_text(model, oracle, prompts, batch_of(case, IMAGES), counts)
 
 
 @pytest.mark.thorough
 def test_every_way_to_run_it_gives_the_same_text(seeing, model) -> None:
     batch = batch_of(CASES["mistral3"], IMAGES)
-    expected = run(model, batch, 12)
-    for name in ("native-eager", "torch") if BACKEND == "native" else ():
-        with load(seeing[1], backend=name) as other:
-            found = run(other, batch, 12)
-        if name == "native-eager":
-            assert found == expected
-        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected], name
-    for options in ({"kv_cache_type": "dynamic"}, {"num_threads": 1}, {"num_threads": 5}):
-        with load(seeing[1], **options) as other:
-            assert run(other, batch, 12) == expected, options
-        from pace import _C
-
-        _C.set_num_threads(2)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("source", ["prompt lookup", "draft model"])
-def test_drafts_change_no_token(seeing, model, source) -> None:
-    batch = batch_of(CASES["mistral3"], IMAGES)
-    spec_config = PromptLookupConfig() if source == "prompt lookup" else DraftModelConfig(seeing[1])
-    with load(seeing[1], spec_config=spec_config) as drafted:
-        output = drafted.generate(**batch, max_new_tokens=40, logprobs=0)
-        assert output.metrics.num_drafted_tokens and results(output) == run(model, batch, 40)
-
-
-@pytest.mark.thorough
-def test_preempted_prompts_are_computed_again(seeing, model) -> None:
-    batch, count = batch_of(CASES["mistral3"], [[(4, 5), (3, 3)], [(5, 5)], [(6, 2), (2, 2)], [(5, 4)]]), 90
-    expected = run(model, batch, count)
-    with load(seeing[1], kv_cache_bytes=250_000, prefix_cache_bytes=0) as small:
-        output = small.generate(**batch, max_new_tokens=count, logprobs=0)
-        assert results(output) == expected
-        assert output.metrics.num_preemptions > 0
+    check_every_way_to_run(seeing[1], batch)
+    check_drafts(seeing[1], model, batch)
+    batch = batch_of(CASES["mistral3"], [[(4, 5), (3, 3)], [(5, 5)], [(6, 2), (2, 2)], [(5, 4)]])
+    check_preemption(seeing[1], batch, run(model, batch, 90), 250_000)
 
 
 def test_the_cache_tells_images_of_several_rows_apart(seeing) -> None:
@@ -194,9 +115,9 @@ def test_sessions_keep_all_rows_of_an_image(seeing, model, tmp_path) -> None:
     images = [media_inputs(case, [size], seed) for seed, size in enumerate(sizes)]
     parts = [[*range(2, 9), *rows_of_image(4, 3), *range(20, 25)], [*range(30, 34), *rows_of_image(2, 5), 40, 41]]
     turns = [image | {"input_ids": torch.tensor([part])} for image, part in zip(images, parts)]
-    cut, whole = len(parts[0]), together([parts[0] + parts[1]], images)
+    cut, whole = len(parts[0]), together(images, pad_value=7.0) | {"input_ids": torch.tensor([parts[0] + parts[1]])}
     with model.session() as session:
-        expected = session.append({name: whole[name] for name in whole if name != "attention_mask"}, "all")
+        expected = session.append(whole, "all")
         session.truncate(cut)
         with pytest.raises(ValueError, match="the tokens 7 to 21 are an image or a clip, which truncate keeps or"):
             session.truncate(12)
@@ -211,11 +132,7 @@ def test_sessions_keep_all_rows_of_an_image(seeing, model, tmp_path) -> None:
 
 
 def test_text_alone_has_the_bits_of_a_model_without_a_tower(seeing, model) -> None:
-    text = {"input_ids": torch.arange(2, 60)[None]}
-    with load(seeing[1], media=False) as plain:
-        assert run(plain, text, 20) == run(model, text, 20)
-        with pytest.raises(ValueError, match="takes no images.*leave out pixel_values"):
-            plain.generate(**inputs_of(CASES["mistral3"], IMAGES[0], 0))
+    check_text_alone(seeing[1], model, inputs_of(CASES["mistral3"], IMAGES[0], 0))
 
 
 def test_blocks_after_the_last_feature_layer_are_not_loaded(tmp_path) -> None:

@@ -20,12 +20,19 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
 from pace.llm.models.model_list import read_config
-from pace.llm.runners import EagerRunner, ProgramRunner
-from tests.llm.models.towers.llava.making import CLIP, FULL, IMAGE, PATCH, SIGLIP, TEXT, rename, save_processor
+from pace.llm.runners import EagerRunner
+from tests.llm.models.towers.checks import check_copies_and_codes, check_refused_config, check_rows, load_layers
+from tests.llm.models.towers.llava.making import (
+    CLIP,
+    FULL,
+    PATCH,
+    SIGLIP,
+    rename,
+    save_llava,
+    save_processor,
+)
 from tests.llm.models.towers.llava.making import Case as Model
-from tests.llm.models.towers.llava.test_images import load_layers, rows_of
 from tests.llm.models.towers.seeing import load, oracle_tokens, results, run, run_to_end
-from tests.llm.models.variants import randomise, save_pretrained
 from tests.llm.processors.chatting import picture
 from tests.plugins.tiers import sample
 from tests.server.schemas.test_media import said, text
@@ -60,17 +67,8 @@ NEW = 24
 
 def save_next(folder: Path, name: str) -> Any:
     """Saves a tiny random model with its processor, in float32, and returns the model."""
-    from transformers import AutoConfig, AutoModelForImageTextToText
-
-    case = CASES[name]
-    fields = case.fields | {"text_config": TEXT | case.text, "vision_config": case.vision, "image_token_index": IMAGE}
-    torch.manual_seed(12)
-    config = AutoConfig.for_model(case.model_type, **fields)
-    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
-    randomise(model, case.model_type)
-    save_pretrained(model, folder)
-    model.generation_config.eos_token_id = None
-    save_processor(folder, case)
+    model = save_llava(folder, CASES[name])
+    save_processor(folder, CASES[name])
     kind = "LlavaOnevision" if "onevision" in name else "LlavaNext"
     settings = {"image_processor_type": f"{kind}ImageProcessor", **of_images(name)}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
@@ -139,18 +137,10 @@ def test_rows_are_those_of_transformers(name, tmp_path) -> None:
     given = {key: value for key, value in inputs.items() if key not in ("input_ids", "attention_mask")}
     with torch.no_grad():
         expected = oracle.model.get_image_features(**given, return_dict=True).pooler_output
-    for spelling in ("saved", "published", "new"):
-        if spelling != "saved":
-            rename(tmp_path, spelling == "published")
-        for ops in backends():
-            model = load_layers(tmp_path, ops)
-            ours = rows_of(EagerRunner(model), given)
-            for found, wanted in zip(ours, expected, strict=True):
-                assert found.shape == wanted.shape == (len(wanted), TEXT["hidden_size"])
-                assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
-            if ops == "native":
-                for rows, other in zip(rows_of(ProgramRunner(model), given), ours, strict=True):
-                    assert torch.equal(rows, other)
+    check_rows(tmp_path, given, expected)
+    for published in (True, False):
+        rename(tmp_path, published)
+        check_rows(tmp_path, given, expected)
 
 
 @pytest.mark.thorough
@@ -190,7 +180,6 @@ def test_copies_codes_the_text_alone_and_sessions(tmp_path) -> None:
     with load(tmp_path / "model") as model:
         prompt, images = PROMPTS[2]
         asked = {"prompt": prompt, "images": images}
-        expected = results(model.generate(asked, max_new_tokens=5, logprobs=0))
         turn = {"prompt": "<image>w7", "images": images[2:]}
         with model.session() as session:
             session.append(asked)
@@ -198,14 +187,8 @@ def test_copies_codes_the_text_alone_and_sessions(tmp_path) -> None:
             rows = session.append(turn, "all")
         with model.load_session(tmp_path / "saved") as session:
             assert torch.equal(session.append(turn, "all"), rows)
-    for _ in range(2):
-        with load(tmp_path / "model", weights_cache=tmp_path) as copied:
-            assert results(copied.generate(asked, max_new_tokens=5, logprobs=0)) == expected
     if "native" in backends():
-        with load(tmp_path / "model", quantization="int8") as coded:
-            assert coded.generate(asked, max_new_tokens=5)
-            tower = coded._engine.model.towers[0]
-            assert tower.blocks[0].block.mixer.qkv.plan.layouts and not tower.patches.matrix.plan.layouts
+        check_copies_and_codes(tmp_path / "model", {"inputs": asked}, tmp_path / "copies")
     with load(tmp_path / "model", media=False) as plain, pytest.raises(ValueError, match="takes no images"):
         plain.generate(asked)
 
@@ -319,9 +302,7 @@ def test_fields_that_are_left_out_have_the_defaults_of_transformers() -> None:
     ],
 )
 def test_fields_that_are_refused(fields, error, message) -> None:
-    with pytest.raises(error, match=f"{message}.*; media=False loads only the text model"):
-        read_config(LLAVA_16 | fields, media=True)
-    assert read_config(LLAVA_16 | fields)[1].vision is None
+    check_refused_config(LLAVA_16 | fields, error, message)
 
 
 def test_a_tower_without_a_first_row_and_a_text_that_are_refused() -> None:

@@ -85,15 +85,8 @@ def save_tiled(folder: Path, model_type: str, **fields: Any) -> torch.nn.Module:
 
 def save_processor(folder: Path, model_type: str) -> None:
     """Saves the settings of the processor, and a tokenizer of the words w7 to w69, line breaks and special tokens."""
-    words = {
-        "<unk>": 0,
-        "\n": 2,
-        "\n\n": 3,
-        ":": 4,
-        "user": 5,
-        "assistant": 6,
-        **{f"w{index}": index for index in range(7, 70)},
-    }
+    words = {"<unk>": 0, "\n": 2, "\n\n": 3, ":": 4, "user": 5, "assistant": 6}
+    words |= {f"w{index}": index for index in range(7, 70)}
     tokenizer = Tokenizer(WordLevel(words | {name: index for index, name in SPECIAL.items()} | {"<s>": 1}, "<unk>"))
     splits = [Split(Regex(" +"), "removed"), Split(Regex("\n+|:"), "isolated")]
     tokenizer.pre_tokenizer = Sequence(splits)
@@ -102,32 +95,6 @@ def save_processor(folder: Path, model_type: str) -> None:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "preprocessor_config.json").write_text(json.dumps(SETTINGS[model_type]))
-
-
-def renamed(folder: Path, names: dict[str, str]) -> None:
-    """Replaces the first of these prefixes that a tensor's name has."""
-    from safetensors.torch import load_file, save_file
-
-    path = folder / "model.safetensors"
-    state = {}
-    for name, tensor in load_file(path).items():
-        old = next((old for old in names if name.startswith(old)), "")
-        state[names.get(old, "") + name.removeprefix(old)] = tensor
-    save_file(state, path, {"format": "pt"})
-
-
-def tokens_around(counts: list[int], seed: int) -> list[int]:
-    """Random text with tiles of these numbers of tokens in it. The first is at the start or not, and others are apart
-    or next to each other."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def text(count: int) -> list[int]:
-        return torch.randint(7, 69, (count,), generator=generator).tolist()
-
-    tokens = text(seed % 2 * 5)
-    for number, count in enumerate(counts):
-        tokens += [IMAGE] * count + text(number % 3)
-    return tokens + text(4)
 
 
 def chat(sizes: list[tuple[int, int]]) -> list[dict]:

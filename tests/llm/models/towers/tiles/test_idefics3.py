@@ -3,33 +3,36 @@ are computed."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
-from pace.llm import PromptLookupConfig
 from pace.llm.models.model_list import read_config
-from pace.llm.runners import EagerRunner, ProgramRunner
-from tests.llm.models.towers.seeing import NATIVE, NEW, load, oracle_tokens, results, run, run_to_end
-from tests.llm.models.towers.test_qwen_vision import load as load_model
+from tests.editing import rename_tensors
+from tests.llm.models.towers.checks import (
+    check_bfloat16_rows,
+    check_blank_images,
+    check_copies_and_codes,
+    check_every_way_to_run,
+    check_prepared_image,
+    check_rows,
+    check_text_alone,
+    oracle_rows,
+)
+from tests.llm.models.towers.prompts import inputs_of_tokens, prompt_around, together
+from tests.llm.models.towers.seeing import NATIVE, NEW, load, oracle_tokens, results, run
 from tests.llm.models.towers.tiles.making import (
     IMAGE,
     MODELS,
     SETTINGS,
     SIDE,
-    TEXT,
     TILE_TOKENS,
     VISION,
     chat,
-    renamed,
     save_processor,
     save_tiled,
-    tokens_around,
 )
 from tests.media.samples import draw
 from tests.plugins.tiers import sample
-from tests.support import backends
 
 pytest.importorskip("transformers")
 
@@ -48,11 +51,8 @@ def pixels_of(tiles: list[int], seed: int = 0, side: int = SIDE) -> torch.Tensor
 
 def inputs_of(tiles: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
     """What a processor makes of prompts with these numbers of tiles, padded on the left."""
-    prompts = [tokens_around([TILE_TOKENS] * count, seed + row) for row, count in enumerate(tiles)]
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    inputs = {"input_ids": ids, "attention_mask": mask}
+    prompts = [prompt_around([[IMAGE] * TILE_TOKENS] * count, seed + row) for row, count in enumerate(tiles)]
+    inputs = together([inputs_of_tokens(prompt) for prompt in prompts])
     if max(tiles):
         pixels = pixels_of(tiles, seed)
         inputs |= {"pixel_values": pixels, "pixel_attention_mask": torch.ones(*pixels.shape[:2], SIDE, SIDE).long()}
@@ -114,15 +114,7 @@ def test_every_way_to_run_it_gives_the_same_text(saved, model) -> None:
         inputs = inputs_of([count], row)
         assert run(model, inputs, 12) == expected[row : row + 1]
         assert oracle_tokens(saved[0], inputs, 12) == expected[row][0]
-    for backend in ("native-eager", "torch") if NATIVE else ():
-        with load(saved[1], backend=backend) as other:
-            assert [tokens for tokens, _ in run(other, batch, 12)] == [tokens for tokens, _ in expected], backend
-    for options in ({"num_threads": 1}, {"num_threads": 5}, {"spec_config": PromptLookupConfig()}):
-        with load(saved[1], **options) as other:
-            assert run(other, batch, 12) == expected, options
-        from pace import _C
-
-        _C.set_num_threads(2)
+    check_every_way_to_run(saved[1], batch)
 
 
 # -- the tower
@@ -137,23 +129,21 @@ TOWERS = [
 ]
 
 
-@torch.no_grad()
+def rows_of_tiles(oracle, inputs) -> list[torch.Tensor]:
+    """The rows of each tile but those of zeros, in transformers."""
+    num_tiles = int(inputs["pixel_values"].flatten(2).any(2).sum())
+    return list(torch.cat(oracle_rows(oracle, inputs)).chunk(num_tiles))
+
+
 @pytest.mark.parametrize("case", sample(TOWERS, lambda case: case == TOWERS[0]))
 def test_rows_are_those_of_transformers(case, tmp_path) -> None:
     """Also for tiles that are smaller or larger than those of the table of positions, and no multiple of patches."""
     model_type, fields, side = case
     oracle = save_tiled(tmp_path, model_type, **fields)
-    pixels = pixels_of([3, 1], side=side)
-    expected = torch.cat(oracle.model.get_image_features(pixels, return_dict=True).pooler_output)
-    for ops in backends():
-        model = load_model(tmp_path, ops)
-        runners = [EagerRunner(model), *([ProgramRunner(model)] if ops == "native" else [])]
-        media = model.towers[0].read_inputs({"pixel_values": pixels})
-        assert len(media) == 4, "tiles of zeros are left out"
-        found = [torch.cat([run_to_end(runner.encode(tile)) for tile in media]) for runner in runners]
-        assert found[0].shape == expected.shape
-        assert (found[0] - expected).abs().max() <= 1e-5 * expected.abs().max()
-        assert all(torch.equal(rows, found[0]) for rows in found)
+    inputs = {"pixel_values": pixels_of([3, 1], side=side)}
+    expected = rows_of_tiles(oracle, inputs)
+    assert len(expected) == 4, "tiles of zeros are left out"
+    check_rows(tmp_path, inputs, expected)
 
 
 def test_positions_are_those_of_transformers() -> None:
@@ -174,62 +164,25 @@ def test_positions_are_those_of_transformers() -> None:
 
 
 def test_a_prepared_image_has_the_rows_of_its_tiles(saved) -> None:
-    from pace.llm.processors.registry import load_processors
-
-    processor = load_processors(saved[1], json.loads((saved[1] / "config.json").read_text())).image
-    runner = EagerRunner(load_model(saved[1], backends()[-1]))
-    media = processor.prepare(draw(60, 40))
-    tiles = runner.towers[0].read_inputs(processor.arrays([media]))
-    rows = run_to_end(runner.encode(media))
-    assert rows.shape == (7 * TILE_TOKENS, TEXT["hidden_size"]) and len(tiles) == 7
-    assert torch.equal(rows, torch.cat([run_to_end(runner.encode(tile)) for tile in tiles]))
+    media, tiles = check_prepared_image(saved[1], draw(60, 40))
+    assert len(tiles) == 7 and media.num_tokens == 7 * TILE_TOKENS
 
 
-@pytest.mark.parametrize(("model_type", "counts"), [("smolvlm", (9, 9, 63)), ("lfm2_vl", (1, 14, 256))])
-def test_a_blank_image_has_nearly_the_wanted_number_of_tokens(model_type, counts, tmp_path) -> None:
-    save_tiled(tmp_path, model_type)
-    runner = EagerRunner(load_model(tmp_path, backends()[-1]))
-    for wanted, count in zip((1, 14, 70 if model_type == "smolvlm" else 300), counts):
-        media = runner.towers[0].blank(wanted)
-        assert media.num_tokens == count and len(run_to_end(runner.encode(media))) == count
+def test_a_blank_image_has_nearly_the_wanted_number_of_tokens(saved) -> None:
+    check_blank_images(saved[1], {1: 9, 14: 9, 70: 63})
 
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not NATIVE, reason="needs the kernels")
-@pytest.mark.parametrize("model_type", ["smolvlm", "lfm2_vl"])
-def test_packed_copies_and_quantised_weights_have_the_tower(model_type, tmp_path) -> None:
-    save_tiled(tmp_path, model_type)
-    save_processor(tmp_path, model_type)
-    prompt = {"inputs": {"prompt": "w9 <image> w8", "images": [draw(60, 40)]}}
-    with load(tmp_path) as plain:
-        expected = run(plain, prompt, 5)
-    for _ in range(2):
-        with load(tmp_path, weights_cache=tmp_path / "copies") as copied:
-            assert run(copied, prompt, 5) == expected
-    with load(tmp_path, quantization="int8") as quantised:
-        assert quantised.generate(**prompt, max_new_tokens=5)
-        tower = quantised._engine.model.towers[0]
-        assert not tower.patches.matrix.plan.layouts and tower.blocks[0].block.mixer.qkv.plan.layouts
+def test_packed_copies_and_quantised_weights_have_the_tower(saved, tmp_path) -> None:
+    check_copies_and_codes(saved[1], inputs_of([2, 1]), tmp_path)
 
 
-@torch.no_grad()
 @pytest.mark.thorough
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize("model_type", TYPES)
 def test_bfloat16_rows_are_as_near_as_those_of_transformers(model_type, tmp_path) -> None:
-    """Weights in bfloat16 are the same numbers, and activations are float32 here."""
-    from transformers import AutoModelForImageTextToText
-
-    from tests.llm.models.towers.tiles.test_lfm2_vl import SHAPES, tiles_of
-
-    inputs = tiles_of(SHAPES) if model_type == "lfm2_vl" else {"pixel_values": pixels_of([3])}
-    oracle = save_tiled(tmp_path, model_type)
-    half = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
-    exact, usual = (
-        torch.cat(model.model.get_image_features(**inputs, return_dict=True).pooler_output) for model in (oracle, half)
-    )
-    model = load_model(tmp_path, backends()[-1], torch.bfloat16)
-    ours = torch.cat([run_to_end(EagerRunner(model).encode(tile)) for tile in model.towers[0].read_inputs(inputs)])
-    assert (ours - exact).square().mean() <= (usual.float() - exact).square().mean()
+    inputs = {"pixel_values": pixels_of([3])}
+    check_bfloat16_rows(tmp_path, inputs, save_tiled(tmp_path, model_type), rows_of_tiles)
 
 
 @pytest.mark.thorough
@@ -247,12 +200,8 @@ def test_names_of_a_bare_model_and_a_text_model_alone(saved, model, tmp_path) ->
     save_tiled(tmp_path, "smolvlm")
     inputs = inputs_of([2])
     expected = run(model, inputs, 5)
-    with load(tmp_path, media=False) as plain:
-        text = {"input_ids": torch.arange(7, 60)[None]}
-        assert run(plain, text, 5) == run(model, text, 5)
-        with pytest.raises(ValueError, match="takes no images.*leave out pixel_values"):
-            plain.generate(**inputs)
-    renamed(tmp_path, {"model.": ""})
+    check_text_alone(tmp_path, model, inputs)
+    rename_tensors(tmp_path, {"model.": ""})
     with load(tmp_path) as other:
         assert run(other, inputs, 5) == expected
 

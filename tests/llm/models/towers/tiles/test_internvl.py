@@ -11,17 +11,25 @@ from unittest import mock
 import pytest
 import torch
 
-from pace.llm import PromptLookupConfig
 from pace.llm.models.model_list import read_config
-from pace.llm.runners import EagerRunner, ProgramRunner
-from tests.llm.models.towers.seeing import NATIVE, NEW, load, oracle_tokens, results, run, run_to_end
-from tests.llm.models.towers.test_qwen_vision import load as load_model
-from tests.llm.models.towers.tiles.making import chat, renamed
+from tests.editing import change_json, rename_tensors
+from tests.llm.models.towers.checks import (
+    check_bfloat16_rows,
+    check_blank_images,
+    check_copies_and_codes,
+    check_every_way_to_run,
+    check_prepared_image,
+    check_rows,
+    check_text_alone,
+    oracle_rows,
+)
+from tests.llm.models.towers.prompts import inputs_of_tokens
+from tests.llm.models.towers.seeing import NATIVE, NEW, load, oracle_tokens, results, run
+from tests.llm.models.towers.tiles.making import chat
 from tests.llm.models.variants import SIZES, randomise, save_pretrained
 from tests.llm.processors.chatting import save_tokenizer
 from tests.media.samples import draw
 from tests.plugins.tiers import sample
-from tests.support import backends
 
 pytest.importorskip("transformers")
 
@@ -81,9 +89,8 @@ def save_internvl(folder: Path, kind: str = "qwen2", vision: dict[str, Any] | No
 def save_processor(folder: Path) -> None:
     save_tokenizer(folder, SPECIAL)
     tokens = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings |= {"chat_template": TEMPLATE, "extra_special_tokens": tokens | {"video_token": "<video>"}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokens["video_token"] = "<video>"
+    change_json(folder / "tokenizer_config.json", chat_template=TEMPLATE, extra_special_tokens=tokens)
     (folder / "preprocessor_config.json").write_text(json.dumps(SETTINGS))
 
 
@@ -107,8 +114,7 @@ def inputs_of(tiles: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
     ids = [3, 4]
     for count in tiles:
         ids += [91, *[IMAGE] * (TILE_TOKENS * count), 92, *torch.randint(2, 89, (4,), generator=generator).tolist()]
-    inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
-    return inputs | ({"pixel_values": pixels_of(sum(tiles), seed)} if tiles else {})
+    return inputs_of_tokens(ids) | ({"pixel_values": pixels_of(sum(tiles), seed)} if tiles else {})
 
 
 @pytest.fixture(scope="module")
@@ -148,31 +154,14 @@ def test_an_answer_about_images_is_that_of_transformers(saved, model) -> None:
 
 
 @pytest.mark.thorough
-def test_every_way_to_run_it_gives_the_same_text(saved, model) -> None:
-    inputs = inputs_of([2, 5, 1], 3)
-    expected = run(model, inputs, 12)
-    for backend in ("native-eager", "torch") if NATIVE else ():
-        with load(saved[1], backend=backend) as other:
-            assert [tokens for tokens, _ in run(other, inputs, 12)] == [tokens for tokens, _ in expected], backend
-    for options in ({"num_threads": 1}, {"num_threads": 5}, {"spec_config": PromptLookupConfig()}):
-        with load(saved[1], **options) as other:
-            assert run(other, inputs, 12) == expected, options
-        from pace import _C
-
-        _C.set_num_threads(2)
+def test_every_way_to_run_it_gives_the_same_text(saved) -> None:
+    check_every_way_to_run(saved[1], inputs_of([2, 5, 1], 3))
 
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not NATIVE, reason="needs the kernels")
-def test_packed_copies_and_quantised_weights_have_the_tower(saved, model, tmp_path) -> None:
-    inputs = inputs_of([2, 3])
-    for _ in range(2):
-        with load(saved[1], weights_cache=tmp_path) as copied:
-            assert run(copied, inputs, 5) == run(model, inputs, 5)
-    with load(saved[1], quantization="int8") as quantised, load(saved[1], dtype="bfloat16") as half:
-        assert quantised.generate(**inputs, max_new_tokens=5) and half.generate(**inputs, max_new_tokens=5)
-        tower = quantised._engine.model.towers[0]
-        assert tower.blocks[0].block.mixer.qkv.plan.layouts and not tower.patches.matrix.plan.layouts
+def test_packed_copies_and_quantised_weights_have_the_tower(saved, tmp_path) -> None:
+    check_copies_and_codes(saved[1], inputs_of([2, 3]), tmp_path)
 
 
 @pytest.mark.thorough
@@ -187,17 +176,14 @@ def test_all_kinds_of_text_models(kind, tmp_path) -> None:
 
 @pytest.mark.thorough
 def test_other_names_and_the_text_model_alone(tmp_path) -> None:
-    oracle, inputs, text = save_internvl(tmp_path, vision={"use_mask_token": True}), inputs_of([2]), inputs_of([])
+    oracle, inputs = save_internvl(tmp_path, vision={"use_mask_token": True}), inputs_of([2])
     with load(tmp_path) as model:
-        expected, of_text = run(model, inputs, 5), run(model, text, 5)
+        expected = run(model, inputs, 5)
+        check_text_alone(tmp_path, model, inputs)
     assert expected[0][0] == oracle_tokens(oracle, inputs, 5), "the mask token is not used"
-    renamed(tmp_path, NEW_NAMES)
+    rename_tensors(tmp_path, NEW_NAMES)
     with load(tmp_path) as other:
         assert run(other, inputs, 5) == expected
-    with load(tmp_path, media=False) as plain:
-        assert run(plain, text, 5) == of_text
-        with pytest.raises(ValueError, match="takes no images.*leave out pixel_values"):
-            plain.generate(**inputs)
 
 
 @pytest.mark.thorough
@@ -222,59 +208,28 @@ TOWERS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
 """Fields of the tower, those outside, and the side of tiles."""
 
 
-@torch.no_grad()
-def their_rows(oracle, tiles: torch.Tensor) -> torch.Tensor:
-    return oracle.model.get_image_features(tiles.to(oracle.dtype), return_dict=True).pooler_output.flatten(0, 1)
-
-
 @pytest.mark.parametrize("case", sample(TOWERS, lambda case: case == TOWERS[0]))
 def test_rows_are_those_of_transformers(case, tmp_path) -> None:
     """Also for tiles that are smaller or larger than the table of positions, and no multiple of patches."""
     vision, fields, side = case
-    tiles = pixels_of(3, side=side)
-    expected = their_rows(save_internvl(tmp_path, vision=vision, **fields), tiles)
-    for ops in backends():
-        model = load_model(tmp_path, ops)
-        runners = [EagerRunner(model), *([ProgramRunner(model)] if ops == "native" else [])]
-        media = model.towers[0].read_inputs({"pixel_values": tiles})
-        found = [torch.cat([run_to_end(runner.encode(tile)) for tile in media]) for runner in runners]
-        assert found[0].shape == expected.shape
-        assert (found[0] - expected).abs().max() <= 1e-5 * expected.abs().max()
-        assert all(torch.equal(rows, found[0]) for rows in found)
+    inputs = {"pixel_values": pixels_of(3, side=side)}
+    check_rows(tmp_path, inputs, oracle_rows(save_internvl(tmp_path, vision=vision, **fields), inputs))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("vision", [{}, SIX_B])
 def test_bfloat16_rows_are_as_near_as_those_of_transformers(vision, tmp_path) -> None:
-    from transformers import AutoModelForImageTextToText
-
-    tiles = pixels_of(3).bfloat16().float()
-    exact = their_rows(save_internvl(tmp_path, vision=vision), tiles)
-    usual = their_rows(AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.bfloat16).eval(), tiles)
-    for ops in backends():
-        runner = EagerRunner(load_model(tmp_path, ops, torch.bfloat16))
-        media = runner.towers[0].read_inputs({"pixel_values": tiles})
-        ours = torch.cat([run_to_end(runner.encode(tile)) for tile in media])
-        assert (ours - exact).square().mean() <= (usual.float() - exact).square().mean()
+    inputs = {"pixel_values": pixels_of(3).bfloat16().float()}
+    check_bfloat16_rows(tmp_path, inputs, save_internvl(tmp_path, vision=vision))
 
 
 def test_a_prepared_image_has_the_rows_of_its_tiles(saved) -> None:
-    from pace.llm.processors.registry import load_processors
-
-    processor = load_processors(saved[1], json.loads((saved[1] / "config.json").read_text())).image
-    runner = EagerRunner(load_model(saved[1], backends()[-1]))
-    media = processor.prepare(draw(60, 40))
-    tiles = runner.towers[0].read_inputs(processor.arrays([media]))
-    rows = run_to_end(runner.encode(media))
-    assert rows.shape == (7 * TILE_TOKENS, TEXT["hidden_size"]) and len(tiles) == 7
-    assert torch.equal(rows, torch.cat([run_to_end(runner.encode(tile)) for tile in tiles]))
+    media, tiles = check_prepared_image(saved[1], draw(60, 40))
+    assert len(tiles) == 7 and media.num_tokens == 7 * TILE_TOKENS
 
 
 def test_blank_images(saved) -> None:
-    runner = EagerRunner(load_model(saved[1], backends()[-1]))
-    for asked, num_tokens in ((1, 9), (17, 9), (50, 45)):
-        media = runner.towers[0].blank(asked)
-        assert media.num_tokens == len(run_to_end(runner.encode(media))) == num_tokens
+    check_blank_images(saved[1], {1: 9, 17: 9, 50: 45})
 
 
 # -- what is refused
@@ -331,11 +286,8 @@ def test_published_configs() -> None:
     of = config.vision
     assert (of.hidden_size, of.num_hidden_layers, of.head_dim, of.intermediate_size) == (1024, 24, 64, 4096)
     assert (of.patches_per_side, of.merge, of.hidden_act, of.norm_type) == (32, 2, "gelu", "layer_norm")
-    assert (config.image_token_id, config.rope.kind, found.__name__) == (
-        151667,
-        "dynamic",
-        "InternVLForConditionalGeneration",
-    )
+    assert (config.image_token_id, config.rope.kind) == (151667, "dynamic")
+    assert found.__name__ == "InternVLForConditionalGeneration"
     assert read_config(published())[1].vision is None
     large = published() | {"text_config": {"model_type": "qwen3_moe", "head_dim": 128}, "image_token_id": 151671}
     large["vision_config"] |= SIX_B | {"hidden_size": 3200, "num_attention_heads": 25, "num_hidden_layers": 45}

@@ -17,10 +17,11 @@ from pace.llm.processors.internvl import InternVLImageProcessor
 from pace.llm.processors.registry import load_processors
 from pace.llm.runners import EagerRunner
 from pace.media.media import MediaError
+from tests.editing import change_json, edit_tensors, rename_tensors
 from tests.llm.models.families.test_internlm2 import published_names
-from tests.llm.models.towers.seeing import NATIVE, NEW, load, oracle_tokens, results, run, run_to_end
-from tests.llm.models.towers.test_qwen_vision import load as load_model
-from tests.llm.models.towers.tiles.making import chat, renamed
+from tests.llm.models.towers import checks
+from tests.llm.models.towers.seeing import NATIVE, NEW, load, oracle_tokens, results, run
+from tests.llm.models.towers.tiles.making import chat
 from tests.llm.models.towers.tiles.test_internvl import (
     IMAGES,
     OF_KIND,
@@ -104,9 +105,8 @@ def saved(tmp_path_factory):
 
 
 def rows_of(folder: Path, tiles: torch.Tensor, ops: str = backends()[-1], **options: Any) -> torch.Tensor:
-    runner = EagerRunner(load_model(folder, ops, **options))
-    media = runner.towers[0].read_inputs({"pixel_values": tiles})
-    return torch.cat([run_to_end(runner.encode(tile)) for tile in media])
+    runner = EagerRunner(checks.load_layers(folder, ops, **options))
+    return torch.cat(checks.rows_of(runner, {"pixel_values": tiles}))
 
 
 def test_answers_are_those_of_the_converted_checkpoint(saved) -> None:
@@ -157,18 +157,16 @@ def test_all_kinds_of_text_models(kind, tmp_path) -> None:
 
 @pytest.mark.thorough
 def test_a_text_model_of_internlm2(tmp_path) -> None:
-    from safetensors.torch import load_file, save_file
-
     oracle = save_internvl(tmp_path / "converted", "llama")
     save_processor(tmp_path / "converted")
     text = oracle.config.text_config.to_dict() | {"model_type": "internlm2", "bias": False}
     text = {name: value for name, value in text.items() if name not in ("attention_bias", "tie_word_embeddings")}
     published = publish(tmp_path / "published", tmp_path / "converted", llm_config=text)
-    state = load_file(published / "model.safetensors")
-    inner = {name.removeprefix("language_model."): state.pop(name) for name in list(state) if "language_model." in name}
-    inner = published_names(inner, inner["model.layers.0.self_attn.k_proj.weight"].shape[0] // 2)
-    state |= {f"language_model.{name}": tensor for name, tensor in inner.items()}
-    save_file(state, published / "model.safetensors", {"format": "pt"})
+    prefix = "language_model."
+    with edit_tensors(published) as state:
+        inner = {name.removeprefix(prefix): state.pop(name) for name in list(state) if prefix in name}
+        inner = published_names(inner, inner["model.layers.0.self_attn.k_proj.weight"].shape[0] // 2)
+        state |= {f"{prefix}{name}": tensor for name, tensor in inner.items()}
     with load(published) as ours:
         for seed, tiles in enumerate([[], [2], [1, 3, 1]]):
             inputs = inputs_of(tiles, seed)
@@ -191,8 +189,7 @@ def test_rows_of_a_tower_that_is_saved_in_16_bits(vision, tmp_path) -> None:
 def test_the_first_version_of_the_shuffle_goes_by_columns(saved, tmp_path) -> None:
     _, converted, published = saved
     shutil.copytree(published, tmp_path / "first")
-    config = json.loads((published / "config.json").read_text())
-    (tmp_path / "first" / "config.json").write_text(json.dumps(config | {"ps_version": "v1"}))
+    change_json(tmp_path / "first" / "config.json", ps_version="v1")
     expected = rows_of(converted, pixels_of(2)).view(2, 3, 3, -1).transpose(1, 2).flatten(0, 2)
     assert torch.equal(rows_of(tmp_path / "first", pixels_of(2)), expected)
 
@@ -214,7 +211,7 @@ def test_the_text_model_alone_and_a_tokenizer_without_the_placeholder(saved, tmp
         assert run(bare, inputs_of([]), 5) == run(model, inputs_of([]), 5)
         with pytest.raises(ValueError, match="no image_token_id, and .* was loaded without a tokenizer"):
             run(bare, inputs_of([2]))
-    renamed(tmp_path / "other", {"vision_model.embeddings.class_embedding": "vision_model.embeddings.cls"})
+    rename_tensors(tmp_path / "other", {"vision_model.embeddings.class_embedding": "vision_model.embeddings.cls"})
     with pytest.raises(ValueError, match="does not fit"):
         LLMModel(tmp_path / "other", tokenizer_name_or_path=published, dtype="float32")
 
@@ -236,8 +233,7 @@ def test_a_conversation_that_only_config_json_names(saved, tmp_path) -> None:
     assert rest == "<|im_start|>user\nw9<|im_end|>\n<|im_start|>assistant\nw8<|im_end|>\n<|im_start|>assistant\n"
     said = [{"role": "system", "content": "w7"}, *said]
     assert tokenizer.apply_chat_template(said, tokenize=False) == f"<|im_start|>system\nw7<|im_end|>\n{rest[:-22]}"
-    config = json.loads((tmp_path / "config.json").read_text()) | {"template": "phi3-chat"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    change_json(tmp_path / "config.json", template="phi3-chat")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": "w1"}))
     text = load_tokenizer(tmp_path).apply_chat_template(said, tokenize=False, add_generation_prompt=True)
     assert text == "w1<|system|>\nw7<|end|><|user|>\nw9<|end|><|assistant|>\nw8<|end|><|assistant|>\n"

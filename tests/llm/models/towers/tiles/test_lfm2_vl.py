@@ -6,11 +6,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pace.llm import PromptLookupConfig
 from pace.llm.models.model_list import read_config
-from pace.llm.runners import EagerRunner, ProgramRunner
-from tests.llm.models.towers.seeing import NATIVE, NEW, load, oracle_tokens, results, run, run_to_end
-from tests.llm.models.towers.test_qwen_vision import load as load_model
+from tests.editing import rename_tensors
+from tests.llm.models.towers.checks import (
+    check_bfloat16_rows,
+    check_blank_images,
+    check_copies_and_codes,
+    check_every_way_to_run,
+    check_prepared_image,
+    check_rows,
+    check_text_alone,
+    oracle_rows,
+)
+from tests.llm.models.towers.prompts import inputs_of_tokens, prompt_around
+from tests.llm.models.towers.seeing import NATIVE, NEW, load, oracle_tokens, results, run
 from tests.llm.models.towers.tiles.making import (
     IMAGE,
     LFM2_VISION,
@@ -18,14 +27,11 @@ from tests.llm.models.towers.tiles.making import (
     PATCH,
     SCALE,
     chat,
-    renamed,
     save_processor,
     save_tiled,
-    tokens_around,
 )
 from tests.media.samples import draw
 from tests.plugins.tiers import sample
-from tests.support import backends
 
 pytest.importorskip("transformers")
 
@@ -47,8 +53,8 @@ def tiles_of(shapes: list[tuple[int, int]], seed: int = 0, patch: int = PATCH) -
 
 
 def inputs_of(shapes: list[tuple[int, int]], seed: int = 0) -> dict[str, torch.Tensor]:
-    prompt = tokens_around([rows * columns // SCALE**2 for rows, columns in shapes], seed)
-    return {"input_ids": torch.tensor([prompt]), **(tiles_of(shapes, seed) if shapes else {})}
+    prompt = prompt_around([[IMAGE] * (rows * columns // SCALE**2) for rows, columns in shapes], seed)
+    return inputs_of_tokens(prompt) | (tiles_of(shapes, seed) if shapes else {})
 
 
 @pytest.fixture(scope="module")
@@ -97,15 +103,7 @@ def test_every_way_to_run_it_gives_the_same_text(saved, model) -> None:
         inputs = inputs_of(shapes, len(shapes))
         expected = run(model, inputs, 12)
         assert expected[0][0] == oracle_tokens(saved[0], inputs, 12)
-        for backend in ("native-eager", "torch") if NATIVE else ():
-            with load(saved[1], backend=backend) as other:
-                assert run(other, inputs, 12)[0][0] == expected[0][0], backend
-        for options in ({"num_threads": 1}, {"num_threads": 5}, {"spec_config": PromptLookupConfig()}):
-            with load(saved[1], **options) as other:
-                assert run(other, inputs, 12) == expected, options
-            from pace import _C
-
-            _C.set_num_threads(2)
+        check_every_way_to_run(saved[1], inputs)
 
 
 # -- the tower
@@ -121,37 +119,31 @@ TOWERS = [
 ]  # fmt: skip
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("fields", sample(TOWERS, lambda fields: not fields))
 def test_rows_are_those_of_transformers(fields, tmp_path) -> None:
     oracle = save_tiled(tmp_path, "lfm2_vl", **fields)
     inputs = tiles_of(SHAPES, patch=fields.get("vision_config", {}).get("patch_size", PATCH))
-    expected = oracle.model.get_image_features(**inputs, return_dict=True).pooler_output
-    for ops in backends():
-        model = load_model(tmp_path, ops)
-        media = model.towers[0].read_inputs(inputs)
-        ours = [run_to_end(EagerRunner(model).encode(tile)) for tile in media]
-        for found, wanted in zip(ours, expected, strict=True):
-            assert found.shape == wanted.shape
-            assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
-        if ops == "native":
-            program = ProgramRunner(model)
-            assert all(torch.equal(run_to_end(program.encode(tile)), rows) for tile, rows in zip(media, ours))
+    check_rows(tmp_path, inputs, oracle_rows(oracle, inputs))
+
+
+@pytest.mark.thorough
+def test_bfloat16_rows_are_as_near_as_those_of_transformers(tmp_path) -> None:
+    check_bfloat16_rows(tmp_path, tiles_of(SHAPES), save_tiled(tmp_path, "lfm2_vl"))
+
+
+def test_blank_images(saved) -> None:
+    check_blank_images(saved[1], {1: 1, 14: 14, 300: 256})
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not NATIVE, reason="needs the kernels")
+def test_packed_copies_and_quantised_weights_have_the_tower(saved, tmp_path) -> None:
+    check_copies_and_codes(saved[1], inputs_of(SHAPES[:2]), tmp_path)
 
 
 def test_a_prepared_image_has_the_rows_of_its_tiles(saved) -> None:
-    from pace.llm.processors.lfm2_vl import Lfm2VlImageProcessor
-    from tests.llm.models.towers.tiles.making import SETTINGS
-
-    processor, runner = (
-        Lfm2VlImageProcessor.from_dict(SETTINGS["lfm2_vl"]),
-        EagerRunner(load_model(saved[1], backends()[-1])),
-    )
-    media = processor.prepare(draw(100, 60))
-    tiles = runner.towers[0].read_inputs(processor.arrays([media]))
+    media, tiles = check_prepared_image(saved[1], draw(100, 60))
     assert media.thumbnail is not None and len(tiles) == len(media.runs)
-    rows = run_to_end(runner.encode(media))
-    assert torch.equal(rows, torch.cat([run_to_end(runner.encode(tile)) for tile in tiles]))
 
 
 @pytest.mark.thorough
@@ -159,15 +151,11 @@ def test_other_names_and_a_text_model_alone(saved, model, tmp_path) -> None:
     save_tiled(tmp_path, "lfm2_vl")
     inputs = inputs_of(SHAPES[:3])
     expected = run(model, inputs, 5)
-    with load(tmp_path, media=False) as plain:
-        text = {"input_ids": torch.arange(7, 60)[None]}
-        assert run(plain, text, 5) == run(model, text, 5)
-        with pytest.raises(ValueError, match="takes no images.*leave out pixel_"):
-            plain.generate(**inputs)
-    renamed(tmp_path, {"model.vision_tower.": "model.vision_tower.vision_model."})
+    check_text_alone(tmp_path, model, inputs)
+    rename_tensors(tmp_path, {"model.vision_tower.": "model.vision_tower.vision_model."})
     with load(tmp_path) as other:
         assert run(other, inputs, 5) == expected
-    renamed(tmp_path, {"model.": ""})
+    rename_tensors(tmp_path, {"model.": ""})
     with load(tmp_path) as other:
         assert run(other, inputs, 5) == expected
 
@@ -175,12 +163,9 @@ def test_other_names_and_a_text_model_alone(saved, model, tmp_path) -> None:
 @pytest.mark.thorough
 def test_a_mixture_of_experts(tmp_path) -> None:
     text = {
-        "model_type": "lfm2_moe",
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
+        "model_type": "lfm2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
         "num_dense_layers": 1,
-    }
+    }  # fmt: skip
     oracle = save_tiled(tmp_path, "lfm2_vl", text_config=text)
     with load(tmp_path) as model:
         inputs = inputs_of(SHAPES[:3])
