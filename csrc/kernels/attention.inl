@@ -15,39 +15,36 @@
 //             int8: k[d][j] stands for k[d][j] * key_scale[j], v[j][d] for v[j][d] * value_scale[j].
 //             Latents are values and keys at once: s[j] = scale * (sum_d q[d] k[d][j] + sum_d latent_q[d] v[j][d]).
 //
-// LAYOUT      A tile of 64 positions is four blocks; its two products are in attention_products.inl, and how they
-//             multiply in attention_operands.inl. int8 has one scale for each position. Key scales multiply the 64
-//             scores. Value scales multiply the 64 weights before the product with the values.
+// LAYOUT      A tile of 64 positions is four blocks; its two products are in attention_products.inl. int8 has one scale
+//             for each position. Key scales multiply the 64 scores. Value scales multiply the 64 weights before the
+//             product with the values.
 //
-// NUMERICS    fp32, apart from the products of bf16 and int8 (attention_operands.inl). A score is one chain over d
-//             ascending. out is one chain over j ascending within a tile, scaled by 2^(old max - new max) between
-//             tiles. max begins 4 above the first tile's scores, and changes if a later one is above it. Scores are
-//             multiplied by log2 e, so that exp is a power of two (2^x: 1.4 ulp). A bias is one fma: j - p is exact up
-//             to 2^24, so near positions have small biases at any depth. Each partition of 1024 positions is computed
-//             independently; the results are merged in order. In int8 a complete score is multiplied by its scale, and
-//             a weight after it was added to the sum of weights. Tiles and partitions begin at fixed absolute
-//             positions. So a row's bits depend only on its oldest and newest visible position, the keys and values
-//             there, and the instruction set. They do not depend on R, the span, the batch or the threads. What lies
-//             at positions that a row does not see has no effect, not even NaN.
+// NUMERICS    fp32. A score is one chain of fma over d ascending. out is one chain of fma over j ascending within a
+//             tile, scaled by 2^(old max - new max) between tiles. Scores are multiplied by log2 e, so that exp is a
+//             power of two (2^x: 1.4 ulp). A bias is one fma: j - p is exact up to 2^24, so near positions have small
+//             biases at any depth. Each partition of 1024 positions is computed independently; the results are
+//             merged in order. int8 widens exactly; a complete score is multiplied by its scale, and a weight after it
+//             was added to the sum of weights. Tiles and partitions begin at fixed absolute positions. So a row's bits
+//             depend only on its oldest and newest visible position, the keys and values there, and the instruction
+//             set. They do not depend on R, the span, the batch or the threads. Positions that a row does not see are
+//             neither multiplied nor added, so NaN there has no effect.
 
 // Working memory for one set of rows, allocated from the caller's scratch.
 struct AttentionScratch {
-    float* q;            // [passes][packed_query_floats], times scale (attention_operands.inl)
+    float* q;            // [passes][D][kPackedRows], times scale
     float* latent_q;     // [rows][Dp], times scale; only with latents
-    float* scores;       // [rows][64]: scores, then weights (attention_operands.inl)
+    float* scores;       // [rows][64]: scores, then weights
     float* out;          // [rows][Dp]: for this partition
-    float* max;          // [rows]: no score so far is above it; weights are 2^(score - max)
-    float* new_max;      // [rows]: that with this tile
-    float* sum;          // [rows][kLanes]: of weights
+    float* max;          // [rows]
+    float* sum;          // [rows]
+    float* tile_max;     // [rows]
     float* total;        // [rows][partial_floats]: merged state of the earlier partitions
-    float* wide_keys;    // [4][D][16]: a staged tile of fewer than 32 bits, without scales
+    float* wide_keys;    // [4][D][16]: a 16-bit or int8 tile in fp32, without scales
     float* wide_values;  // [4][16][Dp]
     int64_t oldest[kMaxQueryRows], newest[kMaxQueryRows];  // the positions that each row sees
     int64_t first, last;                                   // the positions that any row sees
     int64_t tile;                                          // the first position of the tile
     int begin[kMaxQueryRows], end[kMaxQueryRows];  // the positions of the tile that each row sees; begin >= end: none
-
-    float sum_of(int row) const { return reduce_add(load(sum + row * kLanes)); }
 };
 
 static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& rows, float* memory) {
@@ -71,8 +68,8 @@ static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& 
     s.scores = take(max_rows * kTilePositions);
     s.out = take(max_rows * padded);
     s.max = take(max_rows);
-    s.new_max = take(max_rows);
-    s.sum = take(max_rows * kLanes);
+    s.sum = take(max_rows);
+    s.tile_max = take(max_rows);
     s.total = take(max_rows * (padded + kPartialOut));
     s.wide_keys = take(kTileBlocks * kv.k_head_elements());
     s.wide_values = take(kTileBlocks * kv.v_head_elements());
@@ -153,13 +150,8 @@ static void add_slope(const AttentionArgs& args, const QueryRows& rows, int row,
 // In a single loop, every row waited for its own chain of maximum, exponential and sum: 300 to 400 cycles per row and
 // tile.
 
-// How far a row's max is above the largest score of its first tile. So max, and with it out and the sum of weights,
-// changes for few tiles. Weights of 2^-4 are as exact as others.
-constexpr float kMaxRoom = 4.0f;
-
-// Caps the scores of a row and sets those outside [begin, end) to -infinity. Returns the row's max: the old one, unless
-// a score is above it.
-static float finish_scores(float* scores, int begin, int end, float softcap, float old_max) {
+// Caps the scores of a row, sets those outside [begin, end) to -infinity, and returns the largest.
+static float finish_scores(float* scores, int begin, int end, float softcap) {
     constexpr int kVectors = kTilePositions / kLanes;
     const F32 minus_infinity = broadcast(-__builtin_inff());
     const bool partial = begin > 0 || end < kTilePositions;
@@ -179,53 +171,56 @@ static float finish_scores(float* scores, int begin, int end, float softcap, flo
     for (int step = kVectors / 2; step > 0; step /= 2) {
         PACE_EACH(v, step) s[v] = max(s[v], max(s[v + step], minus_infinity));
     }
-    const F32 largest = max(s[0], minus_infinity);
-    return any(less(broadcast(old_max), largest)) ? reduce_max(largest) + kMaxRoom : old_max;
+    return reduce_max(max(s[0], minus_infinity));
 }
 
-// Turns the scores of row `row`, times log2 e, into weights 2^(score - max), and updates the row's max, sum and out.
-// With value scales, the stored weights are multiplied by them; the sum is not.
-template <class P>
-static void soften_row(const TileBlocks<P>& tile, int row, int64_t padded_dim, AttentionScratch& s) {
-    float *const scores = s.scores + row * kTilePositions, *const out = s.out + row * padded_dim;
-    float* const sum = s.sum + row * kLanes;
-    const float old_max = s.max[row], new_max = s.new_max[row];
+// Turns the scores of a row, times log2 e, into weights 2^(score - max), and updates the row's max, sum and out. With
+// kScaled, the stored weights are multiplied by the value scales; the sum is not.
+template <bool kScaled>
+static void soften_row(float* scores, const float* const* scales, float tile_max, float* max_seen, float* sum,
+                       float* out, int64_t padded_dim) {
+    constexpr int kVectors = kTilePositions / kLanes;
+    const float old_max = *max_seen;
+    const float new_max = tile_max > old_max ? tile_max : old_max;
     // If all scores of a row are -infinity, weights are 0 instead of NaN.
     const F32 shift = broadcast(new_max == -__builtin_inff() ? 0.0f : new_max);
-    F32 weights[kTileVectors];
-    PACE_EACH(v, kTileVectors) weights[v] = power_of_two_below_one(load(scores + v * kLanes) - shift);
-    const F32 total = P::store_weights(weights, tile.value_scales, s.begin[row], s.end[row], scores);
-    if (new_max != old_max) {
-        const F32 correction = power_of_two_below_one(broadcast(old_max - new_max));  // 0 for the first tile
-        store(sum, load(sum) * correction);
-        for (int64_t d = 0; d < padded_dim; d += kLanes) store(out + d, load(out + d) * correction);
-        s.max[row] = new_max;
+    F32 total = zero();
+    PACE_EACH(v, kVectors) {
+        const F32 weight = power_of_two_below_one(load(scores + v * kLanes) - shift);
+        if constexpr (kScaled) {
+            store(scores + v * kLanes, weight * load(scales[v / kBlockVectors] + v % kBlockVectors * kLanes));
+        } else {
+            store(scores + v * kLanes, weight);
+        }
+        total = total + weight;
     }
-    store(sum, load(sum) + total);
+    if (new_max != old_max) {
+        const float correction = power_of_two_below_one(old_max - new_max);  // 0 for the first tile
+        *sum *= correction;
+        for (int64_t d = 0; d < padded_dim; d += kLanes) store(out + d, load(out + d) * broadcast(correction));
+        *max_seen = new_max;
+    }
+    *sum += reduce_add(total);
 }
 
 // Splits `rows` into passes of nearly equal size.
 PACE_INLINE int count_passes(int rows) { return rows <= kOnePassRows ? 1 : (rows + kPassRows - 1) / kPassRows; }
 PACE_INLINE int pass_begin(int rows, int pass) { return rows * pass / count_passes(rows); }
 
-template <class P>
-static void attend_blocks(const AttentionArgs& args, const QueryRows& query_rows, const TileBlocks<P>& tile,
+template <bool kScaled, class T>
+static void attend_blocks(const AttentionArgs& args, const QueryRows& query_rows, const TileBlocks<T>& tile,
                           AttentionScratch& s) {
     const int rows = query_rows.rows;
-    const int64_t padded = args.kv.padded_dim(), pass_floats = packed_query_floats(args.kv, 1);
+    const int64_t key_dim = args.kv.key_dim, padded = args.kv.padded_dim();
     const int passes = count_passes(rows);
-    constexpr bool kMayFetch = !P::kStaged, kAlwaysFetches = kMayFetch && !P::kHasLatents;
-    const bool fetches = passes <= kFetchPasses && !args.latent_q;
     for (int pass = 0; pass < passes; ++pass) {
         const int row = pass_begin(rows, pass), count = pass_begin(rows, pass + 1) - row;
-        float* const scores = s.scores + row * kTilePositions;
-        const auto score = fetches ? score_rows<P, kMayFetch> : score_rows<P, kAlwaysFetches>;
-        score(count, s.q + pass * pass_floats, tile, pass, passes, args.kv.key_dim, scores);
-        if constexpr (P::kHasLatents) {
-            if (args.latent_q) {
-                add_latent_scores<P>(count, s.latent_q + row * padded, tile, pass, passes, args.kv.value_dim, padded,
-                                     scores);
-            }
+        const auto score = passes <= kFetchPasses && !args.latent_q ? score_rows<true, kOnePassRows, T>
+                                                                    : score_rows<false, kOnePassRows, T>;
+        score(count, s.q + pass * kPackedRows * key_dim, tile, pass, passes, key_dim, s.scores + row * kTilePositions);
+        if (args.latent_q) {
+            add_latent_scores(count, s.latent_q + row * padded, tile, pass, passes, args.kv.value_dim, padded,
+                              s.scores + row * kTilePositions);
         }
     }
     const auto sees_any = [&](int row) { return s.begin[row] < s.end[row]; };
@@ -234,30 +229,26 @@ static void attend_blocks(const AttentionArgs& args, const QueryRows& query_rows
         if (sees_any(row)) add_to_scores(args, query_rows, row, s.tile, s.scores + row * kTilePositions);
     }
     for (int row = 0; row < rows; ++row) {
-        if (!sees_any(row)) continue;
-        float* const scores = s.scores + row * kTilePositions;
-        s.new_max[row] = finish_scores(scores, s.begin[row], s.end[row], args.softcap, s.max[row]);
+        if (sees_any(row))
+            s.tile_max[row] = finish_scores(s.scores + row * kTilePositions, s.begin[row], s.end[row], args.softcap);
     }
     for (int row = 0; row < rows; ++row) {
-        if (sees_any(row)) soften_row<P>(tile, row, padded, s);
+        if (!sees_any(row)) continue;
+        float *const scores = s.scores + row * kTilePositions, *const out = s.out + row * padded;
+        soften_row<kScaled>(scores, tile.value_scales, s.tile_max[row], s.max + row, s.sum + row, out, padded);
     }
     for (int pass = 0; pass < passes; ++pass) {
         // Rows that see the same positions are computed together. On the diagonal and at the edge of a window each row
-        // is computed separately, unless positions that it does not see may be multiplied.
-        const auto belong_together = [&](int row, int next) {
-            return P::kWholeTiles ? sees_any(row) == sees_any(next)
-                                  : s.begin[next] == s.begin[row] && s.end[next] == s.end[row];
-        };
+        // is computed separately.
         int row = pass_begin(rows, pass);
         const int end = pass_begin(rows, pass + 1);
         while (row < end) {
             int next = row + 1;
-            while (next < end && belong_together(row, next)) ++next;
+            while (next < end && s.begin[next] == s.begin[row] && s.end[next] == s.end[row]) ++next;
             if (sees_any(row)) {
-                const auto add = fetches ? value_rows<P, kMayFetch> : value_rows<P, kAlwaysFetches>;
-                const int from = P::kWholeTiles ? tile.first * kBlockPositions : s.begin[row];
-                const int to = P::kWholeTiles ? (tile.last + 1) * kBlockPositions : s.end[row];
-                add(next - row, s.scores + row * kTilePositions, tile, pass, passes, padded, from, to,
+                const auto add = passes <= kFetchPasses && !args.latent_q ? value_rows<true, kOnePassRows, T>
+                                                                          : value_rows<false, kOnePassRows, T>;
+                add(next - row, s.scores + row * kTilePositions, tile, pass, passes, padded, s.begin[row], s.end[row],
                     s.out + row * padded);
             }
             row = next;
@@ -265,52 +256,49 @@ static void attend_blocks(const AttentionArgs& args, const QueryRows& query_rows
     }
 }
 
+template <class T>
+PACE_INLINE void widen(const T* from, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(from + i));
+}
+
 // Processes the tile that starts at `position`. Its rows see blocks first .. last; row ranges are set. Prefetched
 // blocks may belong to the next partition, which the same thread usually computes next.
-template <class P>
+template <class T>
 static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_t position, int first, int last,
                         AttentionScratch& s) {
-    using T = typename P::Element;
-    using Staged = typename P::Staged;
     const KvView& kv = args.kv;
     const int64_t k_elements = kv.k_head_elements(), v_elements = kv.v_head_elements();
     const int32_t* const blocks = rows.blocks + position / kBlockPositions;
-    TileBlocks<P> tile = {first, last, {}, {}, {}, {}, {}, {}, {}, 0};
+    TileBlocks<T> tile = {first, last, {}, {}, {}, {}, {}, {}, 0};
     for (int b = first; b <= last; ++b) {
         const bool has_next = position + kTilePositions + b * kBlockPositions <= s.last;
         tile.keys[b] = kv.keys<const T>(blocks[b], rows.kv_head);
-        tile.values[b] = tile.latents[b] = kv.values<const T>(blocks[b], rows.kv_head);
+        tile.values[b] = kv.values<const T>(blocks[b], rows.kv_head);
         tile.next_keys[b] = has_next ? kv.keys<const T>(blocks[b + kTileBlocks], rows.kv_head) : tile.keys[b];
         if (args.latent_q && has_next)
             tile.next_latents[b] =
                 reinterpret_cast<const char*>(kv.values<const T>(blocks[b + kTileBlocks], rows.kv_head));
     }
     tile.latent_bytes = kv.padded_dim() * int64_t(sizeof(T));
-    for (int b = 0; P::kScaled && b < kTileBlocks; ++b) {
+    constexpr bool kScaled = kScaleElements<T> > 0;
+    for (int b = 0; kScaled && b < kTileBlocks; ++b) {
         const int64_t block =
             blocks[b < first || b > last ? first : b];  // all are read; the scales of unseen blocks have no effect
         tile.key_scales[b] = kv.key_scales(block, rows.kv_head);
         tile.value_scales[b] = kv.value_scales(block, rows.kv_head);
     }
-    if constexpr (!std::is_same_v<P, Staged>) {
-        if (rows.rows > kFetchPasses * kPassRows) {
-            TileBlocks<Staged> staged = {first, last, {}, {}, {}, {}, {}, {}, {}, tile.latent_bytes};
-            memcpy(staged.next_latents, tile.next_latents, sizeof staged.next_latents);
-            memcpy(staged.key_scales, tile.key_scales, sizeof staged.key_scales);
-            memcpy(staged.value_scales, tile.value_scales, sizeof staged.value_scales);
-            for (int b = first; b <= last; ++b) {
-                float *const keys = s.wide_keys + b * k_elements, *const values = s.wide_values + b * v_elements;
-                P::stage(tile.keys[b], tile.values[b], kv.key_dim, kv.padded_dim(), keys, values);
-                staged.keys[b] = staged.next_keys[b] = reinterpret_cast<const typename Staged::Element*>(keys);
-                staged.values[b] = reinterpret_cast<const typename Staged::Element*>(values);
-                if constexpr (std::is_same_v<typename P::Latent, typename Staged::Latent>) {
-                    staged.latents[b] = tile.latents[b];
-                } else {
-                    staged.latents[b] = values;
-                }
-            }
-            return attend_blocks<Staged>(args, rows, staged, s);
-        }
+    const bool widen_first = sizeof(T) < sizeof(float) && rows.rows > kFetchPasses * kPassRows;
+    if (!widen_first) return attend_blocks<kScaled>(args, rows, tile, s);
+
+    TileBlocks<float> wide = {first, last, {}, {}, {}, {}, {}, {}, tile.latent_bytes};
+    memcpy(wide.next_latents, tile.next_latents, sizeof wide.next_latents);
+    memcpy(wide.key_scales, tile.key_scales, sizeof wide.key_scales);
+    memcpy(wide.value_scales, tile.value_scales, sizeof wide.value_scales);
+    for (int b = first; b <= last; ++b) {
+        widen(tile.keys[b], k_elements, s.wide_keys + b * k_elements);
+        widen(tile.values[b], v_elements, s.wide_values + b * v_elements);
+        wide.keys[b] = wide.next_keys[b] = s.wide_keys + b * k_elements;
+        wide.values[b] = s.wide_values + b * v_elements;
     }
-    attend_blocks<P>(args, rows, tile, s);
+    attend_blocks<kScaled>(args, rows, wide, s);
 }

@@ -2,7 +2,7 @@
 // order.
 //
 // SHAPES      A state is kPartialOut + Dp floats: max, sum of 2^(score - max), and the unnormalised sum of values
-//             (attention.h). No score is above max.
+//             (attention.h).
 //
 // DEFINITION  Merge of (m, s, o) and (m', s', o'), M = max(m, m'):
 //
@@ -14,28 +14,26 @@
 //             as one pass over all partitions of a row.
 
 static void pack_queries(const AttentionArgs& args, const QueryRows& rows, float* packed, float* latent) {
-    const int64_t group = args.group(), padded = args.kv.padded_dim();
+    const int64_t group = args.group(), key_dim = args.kv.key_dim;
     const float scale = args.softcap != 0.0f
                             ? args.scale
                             : args.scale * kLog2E;  // with softcap, scores are multiplied by log2 e only after tanh
-    with_products(args, [&]<class P>() {
-        for (int pass = 0; pass < count_passes(rows.rows); ++pass, packed += packed_query_floats(args.kv, 1)) {
-            const int begin = pass_begin(rows.rows, pass), end = pass_begin(rows.rows, pass + 1);
-            for (int row = begin; row < end; ++row) {
-                const int64_t token = (rows.first_row + row) / group, head = (rows.first_row + row) % group;
-                const float* q = rows.q + token * args.q_token_stride + head * args.q_head_stride;
-                P::pack(q, args.kv.key_dim, scale, packed, row - begin);
-            }
+    for (int pass = 0; pass < count_passes(rows.rows); ++pass, packed += kPackedRows * key_dim) {
+        const int begin = pass_begin(rows.rows, pass), end = pass_begin(rows.rows, pass + 1);
+        for (int row = begin; row < end; ++row) {
+            const int64_t token = (rows.first_row + row) / group, head = (rows.first_row + row) % group;
+            const float* q = rows.q + token * args.q_token_stride + head * args.q_head_stride;
+            for (int64_t d = 0; d < key_dim; ++d) packed[d * kPackedRows + row - begin] = q[d] * scale;
         }
-        if constexpr (P::kHasLatents) {
-            for (int row = 0; args.latent_q && row < rows.rows; ++row, latent += padded) {
-                const int64_t token = rows.first_token + (rows.first_row + row) / group;
-                const float* q =
-                    args.latent_q + token * args.latent_token_stride + rows.head(group, row) * args.latent_head_stride;
-                P::pack_latent(q, args.kv.value_dim, scale, latent);
-            }
-        }
-    });
+    }
+    if (!args.latent_q) return;
+    const int64_t value_dim = args.kv.value_dim, padded = args.kv.padded_dim();
+    for (int row = 0; row < rows.rows; ++row, latent += padded) {
+        const int64_t token = rows.first_token + (rows.first_row + row) / group;
+        const float* q =
+            args.latent_q + token * args.latent_token_stride + rows.head(group, row) * args.latent_head_stride;
+        for (int64_t d = 0; d < value_dim; ++d) latent[d] = q[d] * scale;
+    }
 }
 
 // Computes the rows over the positions [begin, end) of one partition, into s.max, s.sum and s.out.
@@ -44,7 +42,7 @@ static void attend_partition(const AttentionArgs& args, const QueryRows& rows, i
     const int64_t padded = args.kv.padded_dim();
     for (int row = 0; row < rows.rows; ++row) {
         s.max[row] = -__builtin_inff();
-        store(s.sum + row * kLanes, zero());
+        s.sum[row] = 0.0f;
         for (int64_t d = 0; d < padded; d += kLanes) store(s.out + row * padded + d, zero());
     }
     for (int64_t tile = begin / kTilePositions * kTilePositions; tile < end; tile += kTilePositions) {
@@ -60,7 +58,20 @@ static void attend_partition(const AttentionArgs& args, const QueryRows& rows, i
         }
         if (first >= last) continue;
         const int first_block = first / kBlockPositions, last_block = (last - 1) / kBlockPositions;
-        with_products(args, [&]<class P>() { attend_tile<P>(args, rows, tile, first_block, last_block, s); });
+        switch (args.kv.dtype) {
+            case DType::F32:
+                attend_tile<float>(args, rows, tile, first_block, last_block, s);
+                break;
+            case DType::BF16:
+                attend_tile<BF16>(args, rows, tile, first_block, last_block, s);
+                break;
+            case DType::F16:
+                attend_tile<F16>(args, rows, tile, first_block, last_block, s);
+                break;
+            case DType::I8:
+                attend_tile<int8_t>(args, rows, tile, first_block, last_block, s);
+                break;
+        }
     }
 }
 
@@ -113,7 +124,7 @@ static void attention(const AttentionArgs& args, const QueryRows& rows, float* s
         const int64_t next = (from / kPartitionPositions + 1) * kPartitionPositions;
         attend_partition(args, rows, from, next < end ? next : end, s);
         for (int row = 0; row < rows.rows; ++row) {
-            merge_states(s.total + row * state_floats, s.max[row], s.sum_of(row), s.out + row * padded, padded);
+            merge_states(s.total + row * state_floats, s.max[row], s.sum[row], s.out + row * padded, padded);
         }
         from = next;
     }
@@ -131,7 +142,7 @@ static void attention_partition(const AttentionArgs& args, const QueryRows& rows
     attend_partition(args, rows, begin, next < end ? next : end, s);
     for (int row = 0; row < rows.rows; ++row, states += state_floats) {
         states[0] = s.max[row];
-        states[1] = s.sum_of(row);
+        states[1] = s.sum[row];
         for (int64_t d = 0; d < padded; d += kLanes) store(states + kPartialOut + d, load(s.out + row * padded + d));
     }
 }

@@ -25,40 +25,39 @@
 constexpr int kPassRows = kLanes == 4 ? 2 : 6;
 constexpr int kOnePassRows = kLanes == 16 ? 8 : kPassRows;  // up to this many rows, one pass
 static_assert(kOnePassRows <= kPackedRows);
+constexpr int kBlockVectors = kBlockPositions / kLanes;
 // With few rows, more columns provide enough independent chains.
-template <class P, int R>
-constexpr int kPassVectors = kLanes == 16  ? (R * P::kSums <= 6    ? 4
-                                              : R * P::kSums <= 14 ? 2
-                                                                   : 1)
+template <int R>
+constexpr int kPassVectors = kLanes == 16  ? (R <= 6 ? 4 : 2)
                              : kLanes == 8 ? (R <= 3 ? 4 : 2)
                                            : 4;
 
 // sums[r][v] += scalar(r) * column(v). The shorter operand stays in registers and the other one streams through. 3 rows
 // x 4 vectors on AVX2 are 12 sums, 3 scalars and a column in its 16 registers. 4 columns and a scalar would be one too
 // many (g++ then keeps a sum in memory).
-template <class P, int R, int kVectors, class Scalar, class Column>
-PACE_INLINE void multiply_add(const Scalar& scalar, const Column& column, typename P::Sum (&sums)[R][kVectors]) {
+template <int R, int kVectors, class Scalar, class Column>
+PACE_INLINE void multiply_add(const Scalar& scalar, const Column& column, F32 (&sums)[R][kVectors]) {
     if constexpr (kVectors <= R) {
-        decltype(column(0)) columns[kVectors];
+        F32 columns[kVectors];
         PACE_EACH(v, kVectors) columns[v] = column(v);
         PACE_EACH(r, R) {
-            const auto a = scalar(r);
-            PACE_EACH(v, kVectors) P::multiply(sums[r][v], a, columns[v]);
+            const F32 a = scalar(r);
+            PACE_EACH(v, kVectors) sums[r][v] = fma(a, columns[v], sums[r][v]);
         }
     } else {
-        decltype(scalar(0)) scalars[R];
+        F32 scalars[R];
         PACE_EACH(r, R) scalars[r] = scalar(r);
         PACE_EACH(v, kVectors) {
-            const auto b = column(v);
-            PACE_EACH(r, R) P::multiply(sums[r][v], scalars[r], b);
+            const F32 b = column(v);
+            PACE_EACH(r, R) sums[r][v] = fma(scalars[r], b, sums[r][v]);
         }
     }
 }
 
 // Decode reads every key and value once, from blocks at arbitrary addresses. The hardware prefetcher restarts with each
 // block, and the products would wait for memory half of the time. So while the scores of a tile are computed, its
-// values and the keys of the next tile are prefetched. Each step fetches its share of the other block, which is about as
-// large. Two passes fetch half of the blocks each, which spreads the memory requests evenly. The target is the
+// values and the keys of the next tile are prefetched. Each step fetches the same place of the other block, which is
+// about as large. Two passes fetch half of the blocks each, which spreads the memory requests evenly. The target is the
 // second-level cache, because the first one supports too few outstanding lines (benchmarks/RESULTS.md, "Decode
 // attention at depth").
 template <bool kAhead>
@@ -68,11 +67,11 @@ PACE_INLINE void fetch_ahead(const void* from, int64_t offset_bytes, int bytes) 
     }
 }
 
-// Fetches the share of a step of kBytes. If it is shorter than a cache line, only every few steps fetch one.
+// In int8, steps of kBytes are shorter than a cache line, so only every few steps fetch one.
 template <bool kAhead, int kBytes>
-PACE_INLINE void fetch_step_ahead(const void* from, int64_t step) {
-    constexpr int kSteps = kBytes < 64 ? 64 / kBytes : 1;
-    if (step % kSteps == 0) fetch_ahead<kAhead>(from, step * kBytes, kBytes);
+PACE_INLINE void fetch_line_ahead(const int8_t* from, int64_t step) {
+    constexpr int kSteps = 64 / kBytes;
+    if (step % kSteps == 0) fetch_ahead<kAhead>(from, step * kBytes, 64);
 }
 
 // Fetches the scales behind `elements` of int8.
@@ -81,104 +80,88 @@ PACE_INLINE void fetch_scales_ahead(const T* from, int64_t elements) {
     if constexpr (kScaleElements<T> > 0) fetch_ahead<kAhead>(from, elements, kScaleElements<T>);
 }
 
-// With more rows than two passes, a tile of fewer than 32 bits is staged first, and the arithmetic hides the reads.
+// With more rows than two passes, a 16-bit or int8 tile is widened first, and the arithmetic hides the reads.
 constexpr int kFetchPasses = 2;
 
-// scores[r][0 .. 16 B) = sum_d q[d][r] * keys_b[d][16], for B blocks side by side. If P has scales, scores are
-// multiplied by scales_b[16]. `ahead`: a block to prefetch for each block.
-template <class P, int R, bool kAhead>
-static void score_pass(const float* q, const typename P::Element* const* keys, const float* const* scales,
-                       const typename P::Element* const* ahead, int64_t key_dim, float* scores) {
-    using T = typename P::Element;
-    constexpr int kVectors = kPassVectors<P, R>, kBlocks = kVectors / kBlockVectors;
-    constexpr int kStepElements = (P::kStaged ? 1 : P::kStep) * kBlockPositions;
+// scores[r][0 .. 16 B) = sum_d q[d][r] * keys_b[d][16], for B blocks side by side. If scales_b[16] are not null, scores
+// are multiplied by them. `ahead`: a block to prefetch for each block.
+template <int R, bool kAhead, class T>
+static void score_pass(const float* q, const T* const* keys, const float* const* scales, const T* const* ahead,
+                       int64_t key_dim, float* scores) {
+    constexpr int kVectors = kPassVectors<R>, kBlocks = kVectors / kBlockVectors;
     const T *k[kBlocks], *next[kBlocks];
     PACE_EACH(b, kBlocks) k[b] = keys[b], next[b] = ahead[b];
-    constexpr bool kHasRest = P::kStep == 2 && !P::kStaged;  // a step of one row, which must not read a second one
-    const int64_t steps = kHasRest ? key_dim / P::kStep : divide_up(key_dim, P::kStep);
-    const float* const units = q + steps * P::kWords;
-    typename P::Sum sums[R][kVectors];
+    F32 sums[R][kVectors];
     PACE_EACH(r, R) {
-        PACE_EACH(v, kVectors) sums[r][v] = P::begin_score(units, r);
+        PACE_EACH(v, kVectors) sums[r][v] = zero();
     }
-    const auto query = [&](int r) __attribute__((always_inline)) { return P::query(q, r); };
-    for (int64_t step = 0; step < steps; ++step, q += P::kWords) {
-        PACE_EACH(b, kBlocks) fetch_step_ahead<kAhead, kStepElements* int(sizeof(T))>(next[b], step);
+    for (int64_t d = 0; d < key_dim; ++d) {
+        const int64_t row_bytes = kBlockPositions * sizeof(T);
+        PACE_EACH(b, kBlocks) {
+            if constexpr (sizeof(T) == 1) {
+                fetch_line_ahead<kAhead, kBlockPositions>(next[b], d);
+            } else {
+                fetch_ahead<kAhead>(next[b], d * row_bytes, row_bytes);
+            }
+        }
+        const auto query = [&](int r) __attribute__((always_inline)) { return broadcast(q[d * kPackedRows + r]); };
         const auto key = [&](int v) __attribute__((always_inline)) {
-            return P::key(k[v / kBlockVectors] + step * kStepElements, v % kBlockVectors);
+            return load(k[v / kBlockVectors] + d * kBlockPositions + v % kBlockVectors * kLanes);
         };
-        multiply_add<P>(query, key, sums);
-    }
-    if constexpr (kHasRest) {
-        const auto key = [&](int v) __attribute__((always_inline)) {
-            return P::template key<1>(k[v / kBlockVectors] + steps * kStepElements, v % kBlockVectors);
-        };
-        if (key_dim % P::kStep) multiply_add<P>(query, key, sums);
+        multiply_add(query, key, sums);
     }
     PACE_EACH(b, kBlocks) fetch_scales_ahead<kAhead>(next[b], key_dim * kBlockPositions);
-    PACE_EACH(v, kVectors) {
-        PACE_EACH(r, R) {
-            F32 score = P::score(sums[r][v], units, r);
-            if constexpr (P::kScaled) score = score * load(scales[v / kBlockVectors] + v % kBlockVectors * kLanes);
-            store(scores + r * kTilePositions + v * kLanes, score);
+    if (scales[0] != nullptr) {
+        PACE_EACH(v, kVectors) {
+            const F32 scale = load(scales[v / kBlockVectors] + v % kBlockVectors * kLanes);
+            PACE_EACH(r, R) sums[r][v] = sums[r][v] * scale;
         }
+    }
+    PACE_EACH(r, R) {
+        PACE_EACH(v, kVectors) store(scores + r * kTilePositions + v * kLanes, sums[r][v]);
     }
 }
 
 // out[r][0 .. kVectors * lanes) += sum_j weights[r][j] * values[j][...], over tile positions j in [begin, end).
-template <class P, int R, int kVectors, bool kAhead>
-static void value_pass(const float* weights, const typename P::Element* const* values,
-                       const typename P::Element* const* ahead, int64_t column, int64_t padded_dim, int begin, int end,
-                       float* out) {
-    using T = typename P::Element;
-    constexpr int kStep = P::kStep, kRows = P::kStaged ? 1 : kStep, kColumns = kVectors * kLanes;
-    typename P::Sum sums[R][kVectors];
+template <int R, int kVectors, bool kAhead, class T>
+static void value_pass(const float* weights, const T* const* values, const T* const* ahead, int64_t column,
+                       int64_t padded_dim, int begin, int end, float* out) {
+    F32 sums[R][kVectors];
     PACE_EACH(r, R) {
-        PACE_EACH(v, kVectors) sums[r][v] = P::begin(out + r * padded_dim + v * kLanes);
+        PACE_EACH(v, kVectors) sums[r][v] = load(out + r * padded_dim + v * kLanes);
     }
     for (int block = begin / kBlockPositions; block * kBlockPositions < end; ++block) {
         const int block_begin = block * kBlockPositions, block_end = block_begin + kBlockPositions;
-        const int first = (begin > block_begin ? begin : block_begin) / kStep * kStep;
-        const int last = end < block_end ? end : block_end;
-        const T* row = values[block] + (first - block_begin) / kStep * kRows * padded_dim + column;
-        const int64_t steps_before = (column / kColumns * kBlockPositions - block_begin) / kStep;
-        for (int j = first; j < last; j += kStep, row += kRows * padded_dim) {
-            fetch_step_ahead<kAhead, kRows * kColumns* int(sizeof(T))>(ahead[block], steps_before + j / kStep);
-            const auto weight = [&](int r) __attribute__((always_inline)) {
-                return P::weight(weights + r * kTilePositions, j);
-            };
-            const auto value = [&](int v) __attribute__((always_inline)) {
-                return P::template value<kVectors>(row, padded_dim, v);
-            };
-            if constexpr (kStep == 2) {
-                if (j < begin || j + 1 == end) {
-                    const I32 seen = P::seen(j, begin, end);
-                    const auto seen_value = [&](int v) __attribute__((always_inline)) { return value(v) & seen; };
-                    multiply_add<P>(weight, seen_value, sums);
-                    continue;
-                }
+        const int first = begin > block_begin ? begin : block_begin, last = end < block_end ? end : block_end;
+        const T* row = values[block] + (first - block_begin) * padded_dim + column;
+        for (int j = first; j < last; ++j, row += padded_dim) {
+            if constexpr (sizeof(T) == 1) {
+                const int64_t steps_before = column / (kVectors * kLanes) * kBlockPositions;
+                fetch_line_ahead<kAhead, kVectors * kLanes>(ahead[block], steps_before + j - block_begin);
+            } else {
+                const int64_t offset_bytes = (row - values[block]) * int64_t(sizeof(T));
+                fetch_ahead<kAhead>(ahead[block], offset_bytes, kVectors * kLanes * sizeof(T));
             }
-            multiply_add<P>(weight, value, sums);
+            const auto weight = [&](int r) __attribute__((always_inline)) {
+                return broadcast(weights[r * kTilePositions + j]);
+            };
+            const auto value = [&](int v) __attribute__((always_inline)) { return load(row + v * kLanes); };
+            multiply_add(weight, value, sums);
         }
     }
     PACE_EACH(r, R) {
-        PACE_EACH(v, kVectors) {
-            float* const to = out + r * padded_dim + v * kLanes;
-            store(to, P::end(sums[r][v], weights + r * kTilePositions, to));
-        }
+        PACE_EACH(v, kVectors) store(out + r * padded_dim + v * kLanes, sums[r][v]);
     }
 }
 
 // The blocks of one tile; only first .. last are set.
-template <class P>
+template <class T>
 struct TileBlocks {
-    using T = typename P::Element;
     int first, last;
     const T* keys[kTileBlocks];
     const T* values[kTileBlocks];
-    const typename P::Latent* latents[kTileBlocks];  // the values as keys
-    const T* next_keys[kTileBlocks];                 // blocks of the next tile, or any address that may be prefetched
-    const float* key_scales[kTileBlocks];            // for int8, also of a staged tile, and for all blocks; else null
+    const T* next_keys[kTileBlocks];       // blocks of the next tile, or any address that may be prefetched
+    const float* key_scales[kTileBlocks];  // for int8, also after widening, and for all blocks; else null
     const float* value_scales[kTileBlocks];
     const char* next_latents[kTileBlocks];  // blocks of the next tile, as stored, or null
     int64_t latent_bytes;                   // size of one latent
@@ -190,18 +173,18 @@ struct TileBlocks {
 };
 
 // scores[r][j] += sum_d q[r][d] * values[j][d], for the positions of blocks first .. last: the keys here are latent
-// values. If P has scales, the sums are multiplied by scales[j]. Values are stored position by position. So lanes are
-// elements of a latent here, and are added up at the end. Each pass prefetches its part of the next tile's latents. A
-// tile of many rows takes several times as long as reading it, but without prefetching it would still wait.
-template <class P, int R>
-static void latent_scores(const float* q, const TileBlocks<P>& tile, int pass, int passes, int64_t value_dim,
+// values. If scales are not null, the sums are multiplied by scales[j]. Values are stored position by position. So
+// lanes are elements of a latent here, and are added up at the end. Each pass prefetches its part of the next tile's
+// latents. A tile of many rows takes several times as long as reading it, but without prefetching it would still wait.
+template <int R, class T>
+static void latent_scores(const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t value_dim,
                           int64_t padded_dim, float* scores) {
-    constexpr int kVectors = kPassVectors<P, R>;
-    const int64_t whole = value_dim / P::kLatentLanes * P::kLatentLanes;
+    constexpr int kVectors = kPassVectors<R>;
+    const int64_t whole = value_dim / kLanes * kLanes;
     for (int position = tile.first * kBlockPositions; position < (tile.last + 1) * kBlockPositions;
          position += kVectors) {
         const int block = position / kBlockPositions, offset = position % kBlockPositions;
-        const auto* const row = tile.latents[block] + offset * padded_dim;
+        const T* const row = tile.values[block] + offset * padded_dim;
         if (tile.next_latents[block]) {
             const int64_t bytes = tile.latent_bytes, begin = bytes * pass / passes, end = bytes * (pass + 1) / passes;
             const char* const next = tile.next_latents[block] + offset * bytes;
@@ -213,20 +196,25 @@ static void latent_scores(const float* q, const TileBlocks<P>& tile, int pass, i
         PACE_EACH(r, R) {
             PACE_EACH(v, kVectors) sums[r][v] = zero();
         }
-        const auto add = [&](int64_t d, int n) __attribute__((always_inline)) {
-            const auto query = [&](int r)
-                                   __attribute__((always_inline)) { return P::latent_query(q + r * padded_dim, d, n); };
-            const auto latent = [&](int v)
-                                    __attribute__((always_inline)) { return P::latent(row + v * padded_dim + d, n); };
-            multiply_add<P>(query, latent, sums);
-        };
-        for (int64_t d = 0; d < whole; d += P::kLatentLanes) add(d, P::kLatentLanes);
-        if (const int rest = int(value_dim - whole); rest > 0) add(whole, rest);
+        for (int64_t d = 0; d < whole; d += kLanes) {
+            const auto query = [&](int r) __attribute__((always_inline)) { return load(q + r * padded_dim + d); };
+            const auto latent = [&](int v) __attribute__((always_inline)) { return load(row + v * padded_dim + d); };
+            multiply_add(query, latent, sums);
+        }
+        if (const int rest = int(value_dim - whole); rest > 0) {
+            const auto query = [&](int r) __attribute__((always_inline)) {
+                return load_partial(q + r * padded_dim + whole, rest);
+            };
+            const auto latent = [&](int v) __attribute__((always_inline)) {
+                return load_partial(row + v * padded_dim + whole, rest);
+            };
+            multiply_add(query, latent, sums);
+        }
+        const float* const scales = tile.value_scales[block];
         PACE_EACH(r, R) {
             PACE_EACH(v, kVectors) {
-                float sum = reduce_add(sums[r][v]);
-                if constexpr (P::kScaled) sum *= tile.value_scales[block][offset + v];
-                scores[r * kTilePositions + position + v] += sum;
+                const float sum = reduce_add(sums[r][v]);
+                scores[r * kTilePositions + position + v] += scales ? sum * scales[offset + v] : sum;
             }
         }
     }
@@ -234,12 +222,12 @@ static void latent_scores(const float* q, const TileBlocks<P>& tile, int pass, i
 
 // Computes the scores of blocks first .. last of the tile. If a pass is wider than that, it reads the first block
 // again.
-template <class P, int R, bool kAhead>
-static void score_blocks(const float* q, const TileBlocks<P>& tile, int pass, int passes, int64_t key_dim,
+template <int R, bool kAhead, class T>
+static void score_blocks(const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t key_dim,
                          float* scores) {
-    constexpr int kBlocks = kPassVectors<P, R> / kBlockVectors;
+    constexpr int kBlocks = kPassVectors<R> / kBlockVectors;
     for (int b = tile.first / kBlocks * kBlocks; b <= tile.last; b += kBlocks) {
-        const typename P::Element *keys[kBlocks], *ahead[kBlocks];
+        const T *keys[kBlocks], *ahead[kBlocks];
         const float* scales[kBlocks];
         for (int i = 0; i < kBlocks; ++i) {
             const int block = b + i < tile.first || b + i > tile.last ? tile.first : b + i;
@@ -247,25 +235,24 @@ static void score_blocks(const float* q, const TileBlocks<P>& tile, int pass, in
             scales[i] = tile.key_scales[block];
             ahead[i] = tile.fetch(tile.values[block], tile.keys[block], block, pass, passes);
         }
-        score_pass<P, R, kAhead>(q, keys, scales, ahead, key_dim, scores + b * kBlockPositions);
+        score_pass<R, kAhead>(q, keys, scales, ahead, key_dim, scores + b * kBlockPositions);
     }
 }
 
 // All columns of out: passes of kPassVectors, then half of that for the rest of Dp (Dp is a multiple of 16).
-template <class P, int R, bool kAhead>
-static void value_columns(const float* weights, const TileBlocks<P>& tile, int pass, int passes, int64_t padded_dim,
+template <int R, bool kAhead, class T>
+static void value_columns(const float* weights, const TileBlocks<T>& tile, int pass, int passes, int64_t padded_dim,
                           int begin, int end, float* out) {
-    const typename P::Element* ahead[kTileBlocks];
+    const T* ahead[kTileBlocks];
     for (int b = tile.first; b <= tile.last; ++b)
         ahead[b] = tile.fetch(tile.next_keys[b], tile.values[b], b, pass, passes);
     int64_t column = 0;
     const auto run = [&]<int kVectors>() __attribute__((always_inline)) {
         for (; column + kVectors * kLanes <= padded_dim; column += kVectors * kLanes) {
-            value_pass<P, R, kVectors, kAhead>(weights, tile.values, ahead, column, padded_dim, begin, end,
-                                               out + column);
+            value_pass<R, kVectors, kAhead>(weights, tile.values, ahead, column, padded_dim, begin, end, out + column);
         }
     };
-    constexpr int kVectors = kPassVectors<P, R>;
+    constexpr int kVectors = kPassVectors<R>;
     run.template operator()<kVectors>();
     if constexpr (kVectors / 2 >= kBlockVectors) run.template operator()<kVectors / 2>();
     if constexpr (kVectors / 4 >= kBlockVectors) run.template operator()<kVectors / 4>();
@@ -273,23 +260,23 @@ static void value_columns(const float* weights, const TileBlocks<P>& tile, int p
 }
 
 // Dispatches a number of rows to the code compiled for it.
-template <class P, bool kAhead, int R = kOnePassRows>
-static void score_rows(int rows, const float* q, const TileBlocks<P>& tile, int pass, int passes, int64_t key_dim,
+template <bool kAhead, int R = kOnePassRows, class T>
+static void score_rows(int rows, const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t key_dim,
                        float* scores) {
-    if (rows == R) return score_blocks<P, R, kAhead>(q, tile, pass, passes, key_dim, scores);
-    if constexpr (R > 1) score_rows<P, kAhead, R - 1>(rows, q, tile, pass, passes, key_dim, scores);
+    if (rows == R) return score_blocks<R, kAhead>(q, tile, pass, passes, key_dim, scores);
+    if constexpr (R > 1) score_rows<kAhead, R - 1>(rows, q, tile, pass, passes, key_dim, scores);
 }
 
-template <class P, int R = kOnePassRows>
-static void add_latent_scores(int rows, const float* q, const TileBlocks<P>& tile, int pass, int passes,
+template <int R = kOnePassRows, class T>
+static void add_latent_scores(int rows, const float* q, const TileBlocks<T>& tile, int pass, int passes,
                               int64_t value_dim, int64_t padded_dim, float* scores) {
-    if (rows == R) return latent_scores<P, R>(q, tile, pass, passes, value_dim, padded_dim, scores);
-    if constexpr (R > 1) add_latent_scores<P, R - 1>(rows, q, tile, pass, passes, value_dim, padded_dim, scores);
+    if (rows == R) return latent_scores<R>(q, tile, pass, passes, value_dim, padded_dim, scores);
+    if constexpr (R > 1) add_latent_scores<R - 1>(rows, q, tile, pass, passes, value_dim, padded_dim, scores);
 }
 
-template <class P, bool kAhead, int R = kOnePassRows>
-static void value_rows(int rows, const float* weights, const TileBlocks<P>& tile, int pass, int passes,
+template <bool kAhead, int R = kOnePassRows, class T>
+static void value_rows(int rows, const float* weights, const TileBlocks<T>& tile, int pass, int passes,
                        int64_t padded_dim, int begin, int end, float* out) {
-    if (rows == R) return value_columns<P, R, kAhead>(weights, tile, pass, passes, padded_dim, begin, end, out);
-    if constexpr (R > 1) value_rows<P, kAhead, R - 1>(rows, weights, tile, pass, passes, padded_dim, begin, end, out);
+    if (rows == R) return value_columns<R, kAhead>(weights, tile, pass, passes, padded_dim, begin, end, out);
+    if constexpr (R > 1) value_rows<kAhead, R - 1>(rows, weights, tile, pass, passes, padded_dim, begin, end, out);
 }

@@ -161,30 +161,27 @@ struct QueryRows {
     }
 };
 
-// Space for one number of each lane of a vector.
-constexpr int kMaxLanes = 16;
-
 // Space for rows of one pass in the packed queries: each element is stored for this many rows, side by side.
 constexpr int kPackedRows = 8;
 
-// A row's state after some positions: max, the sum of exp(score - max), and, from kPartialOut on, the unnormalised sum
-// of values. No score is above max.
+// A row's state after some positions: maximum score, sum of exp(score - max), and, from kPartialOut on, the
+// unnormalised sum of values.
 constexpr int64_t kPartialOut = 16;
 inline int64_t partial_floats(const KvView& kv) { return kPartialOut + kv.padded_dim(); }
 
-// Floats of the packed queries of some passes. Each query takes whole cache lines.
+// Floats of the packed queries. Each query takes whole cache lines.
 inline int64_t packed_query_floats(const KvView& kv, int64_t passes) {
     return passes * kPackedRows * ((kv.key_dim + 15) / 16 * 16);
 }
 
 // Floats of scratch that the attention kernels need for any QueryRows. It holds queries (in passes of two rows or
-// more), latent queries, scores, out, two vectors of maxima and sums of weights. It also holds the state of earlier
-// partitions, and a tile of keys and values in fp32.
+// more), latent queries, scores, out and three vectors of state. It also holds the state of earlier partitions, and a
+// tile of keys and values in fp32.
 inline int64_t attention_scratch_floats(const AttentionArgs& args) {
     const KvView& kv = args.kv;
     const int64_t query_floats = packed_query_floats(kv, args.max_rows() / 2);
     const int64_t latent_floats = args.latent_q ? kv.padded_dim() : 0;
-    const int64_t row_floats = latent_floats + kv.padded_dim() + kTilePositions + 2 + kMaxLanes + partial_floats(kv);
+    const int64_t row_floats = latent_floats + kv.padded_dim() + kTilePositions + 3 + partial_floats(kv);
     return query_floats + args.max_rows() * row_floats + kTileBlocks * (kv.k_head_elements() + kv.v_head_elements());
 }
 
