@@ -114,7 +114,7 @@ def take_room(cache: CacheManager, sequence: Sequence, extent: Extent) -> bool:
     return True
 
 
-def write_piece(cache: CacheManager, sequence: Sequence, piece: Piece, data: bytearray, num_tokens: int) -> None:
+def write_piece(cache: CacheManager, sequence: Sequence, piece: Piece, data: memoryview, num_tokens: int) -> None:
     """Writes a piece of a sequence of `num_tokens` computed positions to the room of `take_room`."""
     if piece.group == STATES:
         _states(cache).write(sequence, _tensor(data))
@@ -140,7 +140,7 @@ def enter_room(cache: CacheManager, sequence: Sequence, num_tokens: int) -> None
     cache.publish(sequence)
 
 
-def _tensor(data: bytearray) -> torch.Tensor:
+def _tensor(data: memoryview) -> torch.Tensor:
     """Views bytes, which may be none."""
     return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
