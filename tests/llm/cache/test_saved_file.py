@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
 import os
 import random
 import time
@@ -16,7 +13,7 @@ import torch
 
 from pace.llm.cache.saved_file import LENGTH, MAGIC, READ_AHEAD, SavedFile, write_file
 from pace.llm.clients.session import Session
-from tests.llm.clients.test_saved_sessions import fake_driver, tokens_of
+from tests.llm.clients.test_saved_sessions import fake_driver, of_version_1, tokens_of
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import check_idle
 
@@ -80,22 +77,6 @@ def test_sizes_are_checked_before_memory_is_taken(driver, tmp_path: Path) -> Non
 
 
 PIECES = [bytes([number + 1]) * (0 if number == 3 else 5000 + 7 * number) for number in range(3 * READ_AHEAD)]
-
-
-def of_version_1(data: bytes) -> bytes:
-    """Returns a file as the first version wrote it."""
-    first = len(MAGIC) + LENGTH.size
-    (length,) = LENGTH.unpack(data[len(MAGIC) : first])
-    sizes = json.loads(data[first : first + length])["sizes"]
-    start = data[: first + length].replace(b"session 2", b"session 1", 1)
-    contents = data[first + length : first + length + sum(sizes)]
-    ends = [*itertools.accumulate(sizes, initial=0)]
-    digests = b"".join(blake2b(contents[start:end]) for start, end in zip(ends, ends[1:]))
-    return start + contents + digests + blake2b(start, digests)
-
-
-def blake2b(*parts: bytes) -> bytes:
-    return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +16,7 @@ from pace.assets import TINY
 from pace.llm import LLMModel
 from pace.llm.cache import copies, saved_file
 from pace.llm.cache.identity import ModelIdentity, Setting
+from pace.llm.cache.saved_file import LENGTH, MAGIC
 from pace.llm.clients.session import Session
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
@@ -35,6 +38,22 @@ def fake_driver(model: FakeModel, num_blocks: int = 400, **options) -> EngineDri
 
 def tokens_of(count: int) -> list[int]:
     return [1 + (7 * number * number + number) % 48 for number in range(count)]
+
+
+def of_version_1(data: bytes) -> bytes:
+    """Returns a file as the first version wrote it."""
+    first = len(MAGIC) + LENGTH.size
+    (length,) = LENGTH.unpack(data[len(MAGIC) : first])
+    sizes = json.loads(data[first : first + length])["sizes"]
+    start = data[: first + length].replace(b"session 2", b"session 1", 1)
+    contents = data[first + length : first + length + sum(sizes)]
+    ends = [*itertools.accumulate(sizes, initial=0)]
+    digests = b"".join(blake2b(contents[start:end]) for start, end in zip(ends, ends[1:]))
+    return start + contents + digests + blake2b(start, digests)
+
+
+def blake2b(*parts: bytes) -> bytes:
+    return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
 
 
 @pytest.mark.parametrize(
@@ -298,6 +317,15 @@ def test_only_the_contents_of_a_checkpoint_count(saved: Path, tmp_path: Path) ->
         (copy / name).write_bytes(change((copy / name).read_bytes()))
         with opened(copy) as model, pytest.raises(ValueError, match="another checkpoint"):
             model.load_session(saved)
+
+
+def test_a_file_of_the_first_version_knows_its_checkpoint(saved: Path, tmp_path: Path) -> None:
+    with opened() as model:
+        identity = model.generator.driver.engine.identity
+        before, after = identity.digest(2).encode(), identity.digest(1).encode()
+        (tmp_path / "first").write_bytes(of_version_1(saved.read_bytes().replace(before, after)))
+        with model.load_session(tmp_path / "first") as first, model.load_session(saved) as second:
+            assert torch.equal(first.append([6]), second.append([6]))
 
 
 def test_weights_that_change_after_loading_are_noticed(tmp_path: Path) -> None:
