@@ -10,10 +10,12 @@ in the magic is the version of the other digests. Version 1 is still read.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import secrets
 import struct
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,6 +36,7 @@ MAX_HEAD_BYTES = 16 << 20
 """A head has about 10 bytes for each piece, and a piece has megabytes."""
 READ_AHEAD = 4
 """Pieces that are read and checked at once: a disk is faster with several requests."""
+ABANDONED_SECONDS = 3600.0
 LENGTH = struct.Struct("<Q")
 AGAIN = "compute it again"
 
@@ -168,9 +171,19 @@ def write_file(path: Path, head: dict[str, Any], sizes: list[int], pieces: Itera
         return file.tell()
 
 
+def remove_abandoned(folder: Path, names: str) -> None:
+    """Removes what processes that were killed had begun to write in place of the files `names`, a pattern. Other
+    processes may be writing younger ones."""
+    for partial in folder.glob(f".{names}.*.part"):
+        with contextlib.suppress(OSError):
+            if time.time() - partial.stat().st_mtime > ABANDONED_SECONDS:
+                partial.unlink()
+
+
 @contextmanager
 def _replacing(path: Path) -> Iterator[Any]:
     """Yields a file that replaces `path` at the end of the block. After an error there is only the earlier file."""
+    remove_abandoned(path.parent, glob.escape(path.name[:200]))
     partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.part")
     try:
         with open(partial, "xb", buffering=0, opener=_private) as file:

@@ -117,6 +117,16 @@ def test_pieces_are_read_into_the_same_memory(tmp_path: Path) -> None:
     assert len(places) <= READ_AHEAD + 1
 
 
+def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    """Not what another process may be writing now, and nothing of other files."""
+    name = "sav[e]d"
+    for partial, age in ((f".{name}.1.part", 4000), (f".{name}.2.part", 1000), (".saved.3.part", 4000)):
+        (tmp_path / partial).write_bytes(b"")
+        os.utime(tmp_path / partial, (time.time() - age,) * 2)
+    write_file(tmp_path / name, {}, [1], [b"1"])
+    assert {path.name for path in tmp_path.iterdir()} == {name, f".{name}.2.part", ".saved.3.part"}
+
+
 @pytest.mark.parametrize("number", [0, 5])
 def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path, number: int) -> None:
     path = tmp_path / "damaged-file"
