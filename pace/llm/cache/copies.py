@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -92,9 +92,9 @@ def read_piece(cache: CacheManager, sequence: Sequence, piece: Piece) -> np.ndar
         full = sequence.num_computed // BLOCK_SIZE * BLOCK_SIZE
         slot = state.slot if piece.group == STATES else _mark_of(cache, sequence, full)
         return None if slot < 0 else states.contents(slot).numpy()[None].copy()
-    contents = cache.pool.contents(_blocks(sequence, piece))
+    contents = np.ascontiguousarray(cache.pool.contents(_blocks(sequence, piece), piece.block_bytes))
     _clear(cache.spec, contents, piece, sequence.num_computed)
-    return np.ascontiguousarray(contents[:, : piece.block_bytes])
+    return contents
 
 
 def take_room(cache: CacheManager, sequence: Sequence, extent: Extent) -> bool:
@@ -165,8 +165,9 @@ def _clear(spec: KVSpec, contents: np.ndarray, piece: Piece, num_tokens: int) ->
 
     These are the end of the last block, and the padding of values."""
     rest = num_tokens - (piece.stop - 1) * BLOCK_SIZE
-    for kv in spec.views(torch.from_numpy(contents)):
-        if not isinstance(kv, KVBlocks) or kv.group != piece.group:
+    of_group = replace(spec, groups=(spec.groups[piece.group],))
+    for kv in of_group.views(torch.from_numpy(contents)):
+        if not isinstance(kv, KVBlocks):
             continue
         kv.v[..., kv.value_dim :] = 0
         if rest < BLOCK_SIZE:
