@@ -15,6 +15,7 @@ from pace.assets import TINY
 from pace.checkpoints import digest as digests
 from pace.checkpoints import mapping
 from pace.checkpoints.digest import xxh64
+from pace.checkpoints.reader import CheckpointReader
 from pace.llm.loading.checkpoint import Checkpoint
 
 PRIMES = (
@@ -105,6 +106,17 @@ def test_names_and_shards_of_files_do_not_count(tmp_path: Path, monkeypatch, ver
     shutil.copytree(TINY, pickled, ignore=shutil.ignore_patterns("model.safetensors"))
     torch.save(weights, pickled / "pytorch_model.bin")
     assert digest(pickled, version=version) == expected
+
+
+def test_the_first_version_is_as_it_was(tmp_path: Path) -> None:
+    """Files of earlier versions of pace have this digest."""
+    save_file({"a": torch.arange(6.0).view(2, 3), "b": torch.zeros(0)}, tmp_path / "model.safetensors")
+    with CheckpointReader(tmp_path) as reader:
+        found = [digests.checkpoint_digest(reader, {"config": b"{}"}, 1, version) for version in (1, 2)]
+    assert found == [
+        "5184984929bf558608e4aa295bc4fc604cc3c9e497455dc4866aa6fe136e58b5",
+        "e68ed455910e7d0c7bcfdc0763d4b2aa37868c28c02583b68ff456777723359e",
+    ]
 
 
 def test_any_other_tensor_counts(tmp_path: Path) -> None:
