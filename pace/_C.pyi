@@ -57,6 +57,9 @@ def read_bandwidth(buffer_bytes: int, seconds: float) -> float:
 def fma_peak(seconds: float) -> float:
     """fp32 operations a second of multiply-adds on registers, all threads together."""
 
+def xxh64(data: object) -> int:
+    """XXH64, with seed 0, of the bytes of a contiguous buffer. Raises BufferError for another one."""
+
 # Packed weights and linear layers. `order`: the address of the int32 order of columns of a quantised weight.
 class PackedFormat:
     """A dtype, or codes if `code` is not 0; then dtype is 0, float32. `group` is 0 for one scale a row, `levels` the

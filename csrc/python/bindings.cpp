@@ -5,6 +5,24 @@
 #include "pace/cpu.h"
 #include "pace/dispatch.h"
 #include "pace/threading.h"
+#include "pace/xxh64.h"
+
+namespace {
+
+// The hash of the bytes of a contiguous buffer. Raises BufferError for another one.
+uint64_t xxh64(const py::object& data) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_SIMPLE)) throw py::error_already_set();
+    uint64_t hash = 0;
+    {
+        const py::gil_scoped_release release;
+        hash = pace::xxh64(view.buf, size_t(view.len));
+    }
+    PyBuffer_Release(&view);
+    return hash;
+}
+
+}  // namespace
 
 PYBIND11_MODULE(_C, m) {
     m.doc() = "C++ kernels of pace; use them through pace.ops";
@@ -34,6 +52,8 @@ PYBIND11_MODULE(_C, m) {
         out["threads_reason"] = info.threads_reason;
         return out;
     });
+
+    m.def("xxh64", xxh64, py::arg("data"));
 
     bind_linear(m);
     bind_attention(m);

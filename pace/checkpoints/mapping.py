@@ -18,7 +18,7 @@ from torch import Tensor
 from pace.checkpoints.files import PAGE_BYTES, Version, open_regular, opened, read_at
 
 STORED_PIECE_BYTES = 4 << 20
-"""Bytes of a tensor that are read at once, if they are not packed."""
+"""Bytes of a tensor that are read at once, if they are not packed. Digests of checkpoints depend on it."""
 NEARBY_BYTES = 1 << 20
 """Linux maps pages around the one that is read, also pages that were dropped before. They are dropped with each piece.
 Otherwise 90 MB of a file of 1.1 GB stay in memory instead of 4 MB (Linux 6.18)."""

@@ -411,6 +411,13 @@ def test_a_conversation_goes_on_in_the_next_run(command, tmp_path):
     assert f"(4 messages in {kept})" in err and "34 prompt (16 of them reused)" in err
 
 
+@pytest.mark.parametrize("folder", ["none", "file"])
+def test_a_session_that_cannot_be_written_is_refused_first(command, tmp_path, folder):
+    (tmp_path / "file").write_text("")
+    code, out, err = command("chat", "--session", str(tmp_path / folder / "kept"), stdin=SPAIN)
+    assert code == 2 and not out and f"{tmp_path / folder} is not a folder" in err
+
+
 def test_files_of_other_sessions_are_refused(command, tmp_path):
     kept = tmp_path / "kept"
     with bundled().session() as session:

@@ -265,6 +265,23 @@ def test_a_process_that_is_ended_leaves_the_terminal_as_it_was(start, is_answeri
         assert chat.wait() == 128 + signal.SIGTERM and chat.shows_keys()
 
 
+@pytest.mark.parametrize("ending", ["closed", "ended"])
+def test_a_conversation_is_kept_when_the_terminal_is_closed_or_the_process_ended(start, tmp_path, ending):
+    kept = tmp_path / "kept"
+    with start("chat", "--session", str(kept)) as chat:
+        chat.type("What is the capital of Spain?\r")
+        chat.read_until("Madrid", "> ")
+        if ending == "closed":
+            os.close(chat.terminal)
+            chat._forked.join(PATIENCE)
+            chat.code = chat._forked.exitcode
+            chat.terminal = os.open(os.devnull, os.O_RDONLY)
+        else:
+            os.kill(chat.pid, signal.SIGTERM)
+            assert chat.wait() == 128 + signal.SIGTERM
+    assert chat.code and b"Madrid" in kept.read_bytes() and not list(tmp_path.glob(".kept*"))
+
+
 # -- with pipes --------------------------------------------------------------------------------------------------------
 
 

@@ -18,9 +18,9 @@ from pace.cli.arguments import (
 )
 from pace.cli.chat.commands import Commands, check_settings
 from pace.cli.chat.conversation import Conversation
-from pace.cli.chat.kept import KeptConversation
+from pace.cli.chat.kept import KeptConversation, check_folder
 from pace.cli.chat.screen import Screen
-from pace.cli.chat.terminal import Pipe, Terminal, once, read_said
+from pace.cli.chat.terminal import Pipe, Terminal, ended_by_signals, once, read_said
 from pace.cli.sampling import add_sampling_arguments, sampling_config
 from pace.llm.chat import read_tools
 
@@ -63,10 +63,12 @@ def run(arguments: argparse.Namespace) -> int:
                 f"--system {arguments.system!r:.60} does not work with {arguments.session}, which has a conversation "
                 "with its own system prompt; leave it out, or begin another file"
             )
+        if arguments.session is not None:
+            check_folder(arguments.session)
     except (TypeError, ValueError) as error:
         arguments.parser.error(str(error))
     screen = Screen()
-    with Terminal(arguments.history) if sys.stdin.isatty() else Pipe() as source, once():
+    with ended_by_signals(), Terminal(arguments.history) if sys.stdin.isatty() else Pipe() as source, once():
         with source.loading(arguments.model):
             model = open_llm(arguments, is_chat=True)
             conversation = Conversation(model, config, arguments.system, arguments.tools, screen.notice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,14 @@ from pace.naming import counted
 
 if TYPE_CHECKING:
     from pace.llm import LLMModel
+
+
+def check_folder(path: str) -> None:
+    """Raises ValueError if a conversation could not be written to `path` at its end."""
+    folder = Path(path).expanduser().absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        what = "may not be written to by this user" if folder.is_dir() else "is not a folder"
+        raise ValueError(f"--session {path} could not be written at the end: {folder} {what}; give another path")
 
 
 class KeptConversation:

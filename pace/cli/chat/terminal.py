@@ -68,7 +68,7 @@ class Pipe:
 class Terminal:
     """Reads lines that a user types; with the readline module, they can be edited, recalled and pasted.
 
-    A context manager: it restores the terminal at the end of the `with` block. SIGTERM ends the block.
+    A context manager: it restores the terminal at the end of the `with` block.
     """
 
     is_interactive = True
@@ -80,11 +80,8 @@ class Terminal:
 
     def __enter__(self) -> Terminal:
         self._settings = termios.tcgetattr(sys.stdin)
-        handlers = {
-            signal.SIGTERM: lambda number, frame: sys.exit(128 + number),
-            signal.SIGALRM: lambda number, frame: None,  # the timer's signal: lets Python handle pending signals
-        }
-        self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        # The timer's signal lets Python handle pending ones.
+        self._before = signal.signal(signal.SIGALRM, lambda number, frame: None)
         try:
             import readline
         except ImportError:
@@ -99,8 +96,7 @@ class Terminal:
 
     def __exit__(self, *exception: object) -> None:
         self._set(termios.TCSADRAIN, self._settings)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGALRM, self._before)
 
     def line(self, prompt: str) -> str:
         """Returns the next line, or a paste of several. Lines typed during an answer come first.
@@ -205,6 +201,21 @@ def read_said(source: Terminal | Pipe) -> Said:
             raise ValueError(f"the input ends without the closing {QUOTES}") from None
     source.remember(QUOTES + text)
     return Said(text.rstrip().removesuffix(QUOTES).strip(), is_command=False)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a terminal that is closed, end the block like `sys.exit`: what it holds is still saved.
+    Ignored signals stay ignored."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -181,9 +181,9 @@ class BlockPool(Pool):
         """Copies a run of adjacent blocks, all layers at once, to a run that does not overlap it."""
         self._bytes[target : target + num_blocks] = self._bytes[source : source + num_blocks]
 
-    def contents(self, blocks: Sequence[int]) -> np.ndarray:
-        """Returns a copy of blocks, uint8 `[blocks, block_bytes]`."""
-        return self._bytes[np.asarray(blocks, np.int64)]
+    def contents(self, blocks: Sequence[int], num_bytes: int) -> np.ndarray:
+        """Returns a copy of the first bytes of blocks, uint8 `[blocks, num_bytes]`."""
+        return self._bytes[np.asarray(blocks, np.int64), :num_bytes]
 
     def fill(self, blocks: Sequence[int], contents: np.ndarray) -> None:
         """Writes `contents [blocks, num_bytes]` to the first bytes of blocks of one holder. `kv` must have been

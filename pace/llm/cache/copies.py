@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -92,9 +92,9 @@ def read_piece(cache: CacheManager, sequence: Sequence, piece: Piece) -> np.ndar
         full = sequence.num_computed // BLOCK_SIZE * BLOCK_SIZE
         slot = state.slot if piece.group == STATES else _mark_of(cache, sequence, full)
         return None if slot < 0 else states.contents(slot).numpy()[None].copy()
-    contents = cache.pool.contents(_blocks(sequence, piece))
+    contents = np.ascontiguousarray(cache.pool.contents(_blocks(sequence, piece), piece.block_bytes))
     _clear(cache.spec, contents, piece, sequence.num_computed)
-    return np.ascontiguousarray(contents[:, : piece.block_bytes])
+    return contents
 
 
 def take_room(cache: CacheManager, sequence: Sequence, extent: Extent) -> bool:
@@ -114,7 +114,7 @@ def take_room(cache: CacheManager, sequence: Sequence, extent: Extent) -> bool:
     return True
 
 
-def write_piece(cache: CacheManager, sequence: Sequence, piece: Piece, data: bytearray, num_tokens: int) -> None:
+def write_piece(cache: CacheManager, sequence: Sequence, piece: Piece, data: memoryview, num_tokens: int) -> None:
     """Writes a piece of a sequence of `num_tokens` computed positions to the room of `take_room`."""
     if piece.group == STATES:
         _states(cache).write(sequence, _tensor(data))
@@ -140,7 +140,7 @@ def enter_room(cache: CacheManager, sequence: Sequence, num_tokens: int) -> None
     cache.publish(sequence)
 
 
-def _tensor(data: bytearray) -> torch.Tensor:
+def _tensor(data: memoryview) -> torch.Tensor:
     """Views bytes, which may be none."""
     return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
@@ -165,8 +165,9 @@ def _clear(spec: KVSpec, contents: np.ndarray, piece: Piece, num_tokens: int) ->
 
     These are the end of the last block, and the padding of values."""
     rest = num_tokens - (piece.stop - 1) * BLOCK_SIZE
-    for kv in spec.views(torch.from_numpy(contents)):
-        if not isinstance(kv, KVBlocks) or kv.group != piece.group:
+    of_group = replace(spec, groups=(spec.groups[piece.group],))
+    for kv in of_group.views(torch.from_numpy(contents)):
+        if not isinstance(kv, KVBlocks):
             continue
         kv.v[..., kv.value_dim :] = 0
         if rest < BLOCK_SIZE:

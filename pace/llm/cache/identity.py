@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pace.checkpoints.digest import VERSION
+
 
 class Setting(NamedTuple):
     """A choice that decides bits of the cache, or their layout."""
@@ -21,24 +23,23 @@ class ModelIdentity:
     """The settings of a loaded model, and the digest of its checkpoint."""
 
     def __init__(
-        self, settings: dict[str, Setting], digest: Callable[[], str], mmproj: Callable[[], str] = lambda: ""
+        self, settings: dict[str, Setting], digest: Callable[[int], str], mmproj: Callable[[], str] = lambda: ""
     ) -> None:
-        """`digest` returns the digest of the checkpoint's contents, and `mmproj` that of the file of its towers if they
-        are in another one. They read all files, so each is called once, when it is first needed."""
+        """`digest(version)` returns a digest of the checkpoint's contents, and `mmproj` that of the file of its towers
+        if they are in another one. They read all files, so each is called once, when it is first needed."""
         self.settings = settings
         self._compute, self._compute_mmproj = digest, mmproj
-        self._digest: str | None = None
+        self._digests: dict[int, str] = {}
         self._mmproj: str | None = None
         self._lock = threading.Lock()
 
-    @property
-    def digest(self) -> str:
+    def digest(self, version: int) -> str:
         """Digest of the checkpoint's contents: weights, config and tokenizer. Raises OSError or ValueError if its files
         have changed since they were loaded."""
         with self._lock:
-            if self._digest is None:
-                self._digest = self._compute()
-            return self._digest
+            if version not in self._digests:
+                self._digests[version] = self._compute(version)
+            return self._digests[version]
 
     @property
     def mmproj(self) -> str:
@@ -50,10 +51,11 @@ class ModelIdentity:
 
     def described(self) -> dict[str, str]:
         """The settings and the digest, as they are saved."""
-        return {name: setting.value for name, setting in self.settings.items()} | {"checkpoint": self.digest}
+        return {name: setting.value for name, setting in self.settings.items()} | {"checkpoint": self.digest(VERSION)}
 
-    def check(self, saved: dict[str, str]) -> None:
-        """Raises ValueError, which names the first difference, unless `saved` describes this model."""
+    def check(self, saved: dict[str, str], version: int = VERSION) -> None:
+        """Raises ValueError, which names the first difference, unless `saved` describes this model. `version` is that
+        of its digest."""
         for name, setting in self.settings.items():
             found = saved.get(name)
             if found != setting.value:
@@ -61,7 +63,7 @@ class ModelIdentity:
                     f"{setting.meaning} was {found} when it was saved, and is {setting.value} here; "
                     f"{setting.advice.format(found)}, or compute it again"
                 )
-        if saved.get("checkpoint") != self.digest:
+        if saved.get("checkpoint") != self.digest(version):
             raise ValueError(
                 "it was saved with another checkpoint: weights, config or tokenizer differ; load the model that it was "
                 "saved with, or compute it again"

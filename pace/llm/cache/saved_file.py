@@ -2,43 +2,43 @@
 
     [ magic ][ length of the head ][ head: JSON ][ pieces ][ a digest for each piece ][ seal ]
 
-The seal is a digest of all that is not a piece. So each byte is covered. The head has the size of each piece, and the
-file ends after the seal. So a truncated file, or a damaged head, is found before any piece is read.
+The seal is a BLAKE2b digest of all that is not a piece. So each byte is covered. The head has the size of each piece,
+and the file ends after the seal. So a truncated file, or a damaged head, is found before any piece is read. The number
+in the magic is the version of the other digests. Version 1 is still read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import glob
 import json
 import os
 import secrets
 import struct
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from pace.checkpoints.digest import DIGESTS, VERSION, blake2b, xxh64
 from pace.checkpoints.files import open_regular, parse_json, read_at
+from pace.memory import reserve
 
-MAGIC = b"pace session 1\n\0"
+MAGICS = {version: b"pace session %d\n\0" % version for version in DIGESTS}
+MAGIC = MAGICS[VERSION]
 MAGIC_OF_ANY = b"pace session "
-DIGEST_BYTES = 16
+SEAL_BYTES = 16
 MAX_HEAD_BYTES = 16 << 20
 """A head has about 10 bytes for each piece, and a piece has megabytes."""
 READ_AHEAD = 4
-"""Pieces that are read and checked at once. A core checks about 1 GB/s, less than a disk reads."""
+"""Pieces that are read and checked at once: a disk is faster with several requests."""
+ABANDONED_SECONDS = 3600.0
 LENGTH = struct.Struct("<Q")
 AGAIN = "compute it again"
-
-
-def digest_of(*parts: bytes | bytearray | memoryview) -> bytes:
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for part in parts:
-        digest.update(part)
-    return digest.digest()
 
 
 class SavedFile:
@@ -61,7 +61,8 @@ class SavedFile:
     def _read(self) -> tuple[dict[str, Any], list[bytes]]:
         size = os.fstat(self._descriptor).st_size
         start = self._bytes(len(MAGIC) + LENGTH.size, 0)
-        if not start.startswith(MAGIC):
+        self.version = next((each for each, magic in MAGICS.items() if start.startswith(magic)), 0)
+        if not self.version:
             if start.startswith(MAGIC_OF_ANY) and len(start) >= len(MAGIC) and start[len(MAGIC) - 2 :][:2] == b"\n\0":
                 raise self.refused(f"it has a format of another version of pace; {AGAIN}")
             raise self.refused("it is empty" if not start else "it is not a saved session of pace, or is damaged")
@@ -83,35 +84,42 @@ class SavedFile:
         self._starts = [len(start) + length]
         for one in sizes:
             self._starts.append(self._starts[-1] + one)
-        end = self._starts[-1] + DIGEST_BYTES * (len(sizes) + 1)
+        digest_bytes = len(DIGESTS[self.version](b""))
+        trailer_bytes = digest_bytes * len(sizes) + SEAL_BYTES
+        end = self._starts[-1] + trailer_bytes
         if size < end:
             raise self.truncated(size, f"{end:,}")
         if size > end:
             raise self.refused(f"it has {size - end:,} bytes after its end; {AGAIN}")
-        trailer = self._bytes(DIGEST_BYTES * (len(sizes) + 1), self._starts[-1])
-        digests, seal = trailer[:-DIGEST_BYTES], trailer[-DIGEST_BYTES:]
-        if digest_of(start, head_bytes, digests) != seal:
+        trailer = self._bytes(trailer_bytes, self._starts[-1])
+        digests, seal = trailer[:-SEAL_BYTES], trailer[-SEAL_BYTES:]
+        if blake2b(start, head_bytes, digests) != seal:
             raise self.refused(f"its head or its checksums are damaged; {AGAIN}")
-        return head, [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
+        return head, [digests[at : at + digest_bytes] for at in range(0, len(digests), digest_bytes)]
 
     @property
     def sizes(self) -> list[int]:
         """Bytes of each piece."""
         return [stop - start for start, stop in zip(self._starts, self._starts[1:])]
 
-    def piece(self, number: int) -> bytearray:
-        """Reads a piece. Raises ValueError if it is damaged."""
-        data = bytearray(self.sizes[number])
-        if self._read_into(data, self._starts[number]) < len(data) or digest_of(data) != self._digests[number]:
-            raise self.refused(f"its contents are damaged (bytes from {self._starts[number]:,} on); {AGAIN}")
+    def piece(self, number: int, memory: memoryview | None = None) -> memoryview:
+        """Reads a piece, into the beginning of `memory` if it is given. Raises ValueError if it is damaged."""
+        start, size = self._starts[number], self.sizes[number]
+        data = memoryview(bytearray(size)) if memory is None else memory[:size]
+        if self._read_into(data, start) < size or DIGESTS[self.version](data) != self._digests[number]:
+            raise self.refused(f"its contents are damaged (bytes from {start:,} on); {AGAIN}")
         return data
 
-    def pieces(self, first: int) -> Iterator[bytearray]:
-        """Yields all pieces from number `first` on. Reads and checks some ahead, on other threads."""
-        ahead: deque[Future[bytearray]] = deque()
+    def pieces(self, first: int) -> Iterator[memoryview]:
+        """Yields all pieces from number `first` on, each valid until the next. Reads and checks some ahead, on other
+        threads. All share the same memory, because new pages take longer to get than to fill."""
+        room = max([1, *self.sizes[first:]])
+        memory = memoryview(reserve(READ_AHEAD * room, huge_pages=True))
+        places = cycle(memory[start : start + room] for start in range(0, len(memory), room))
+        ahead: deque[Future[memoryview]] = deque()
         with ThreadPoolExecutor(READ_AHEAD) as pool:
-            for number in range(first, len(self.sizes)):
-                ahead.append(pool.submit(self.piece, number))
+            for number, place in zip(range(first, len(self.sizes)), places):
+                ahead.append(pool.submit(self.piece, number, place))
                 if len(ahead) == READ_AHEAD:
                     yield ahead.popleft().result()
             while ahead:
@@ -135,9 +143,9 @@ class SavedFile:
     def _bytes(self, count: int, offset: int) -> bytes:
         return read_at(self._descriptor, self.path, count, offset)
 
-    def _read_into(self, data: bytearray, offset: int) -> int:
-        """Fills `data` without a copy; returns the number of bytes, fewer if the file ends."""
-        rest = memoryview(data)
+    def _read_into(self, data: memoryview, offset: int) -> int:
+        """Fills `data`; returns the number of bytes, fewer if the file ends."""
+        rest = data
         try:
             while rest and (count := os.preadv(self._descriptor, [rest], offset)):
                 rest, offset = rest[count:], offset + count
@@ -152,21 +160,30 @@ def write_file(path: Path, head: dict[str, Any], sizes: list[int], pieces: Itera
     head_bytes = json.dumps(head | {"sizes": sizes}, separators=(",", ":")).encode()
     start = MAGIC + LENGTH.pack(len(head_bytes))
     digests: list[bytes] = []
-    with _replacing(path) as file, ThreadPoolExecutor(1) as pool:
+    with _replacing(path) as file:
         file.write(start + head_bytes)
         for size, piece in zip(sizes, pieces, strict=True):
             assert memoryview(piece).nbytes == size
-            digest = pool.submit(digest_of, piece)  # while it is written
             file.write(piece)
-            digests.append(digest.result())
+            digests.append(xxh64(piece))
         trailer = b"".join(digests)
-        file.write(trailer + digest_of(start, head_bytes, trailer))
+        file.write(trailer + blake2b(start, head_bytes, trailer))
         return file.tell()
+
+
+def remove_abandoned(folder: Path, names: str) -> None:
+    """Removes what processes that were killed had begun to write in place of the files `names`, a pattern. Other
+    processes may be writing younger ones."""
+    for partial in folder.glob(f".{names}.*.part"):
+        with contextlib.suppress(OSError):
+            if time.time() - partial.stat().st_mtime > ABANDONED_SECONDS:
+                partial.unlink()
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Any]:
     """Yields a file that replaces `path` at the end of the block. After an error there is only the earlier file."""
+    remove_abandoned(path.parent, glob.escape(path.name[:200]))
     partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.part")
     try:
         with open(partial, "xb", buffering=0, opener=_private) as file:

@@ -40,7 +40,7 @@ def feature_bytes(media: Media) -> memoryview:
 
 
 def read_media(
-    entries: Any, pieces: Sequence[bytearray], tokens: Sequence[int], placeholders: Mapping[str, int]
+    entries: Any, pieces: Sequence[memoryview], tokens: Sequence[int], placeholders: Mapping[str, int]
 ) -> tuple[MediaSpan, ...]:
     """Makes the media of a saved session from their entries and features. `placeholders`: kind -> token of the model's
     towers. Raises ValueError without the file's name."""
@@ -63,7 +63,7 @@ def read_media(
     return tuple(spans)
 
 
-def _read_entry(entry: Any, data: bytearray, placeholders: Mapping[str, int]) -> tuple[Media, list[int]]:
+def _read_entry(entry: Any, data: memoryview, placeholders: Mapping[str, int]) -> tuple[Media, list[int]]:
     if not isinstance(entry, dict) or entry.keys() != {*FIELDS, "shape", "digest", "starts"}:
         raise ValueError(WRONG_FORM)
     fields = {name: entry[name] for name in FIELDS}

@@ -170,7 +170,7 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
     about = head.get("model")
     if not isinstance(about, dict):
         raise ValueError("its head does not describe a model")
-    _identity(driver).check(about)
+    _identity(driver).check(about, file.version)
     num_prompt_tokens, num_computed, starts = (
         head.get(name) for name in ("num_prompt_tokens", "num_computed", "starts")
     )
@@ -241,7 +241,7 @@ def _has_room(sequence: Sequence) -> bool:
     return bool(sequence.block_table)
 
 
-def _write(engine: Engine, sequence: Sequence, piece: Piece, data: bytearray, num_tokens: int) -> bool:
+def _write(engine: Engine, sequence: Sequence, piece: Piece, data: memoryview, num_tokens: int) -> bool:
     if not _has_room(sequence):
         return False
     write_piece(engine.cache, sequence, piece, data, num_tokens)

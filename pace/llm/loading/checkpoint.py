@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pace.checkpoints.digest import checkpoint_digest
+from pace.checkpoints.digest import VERSION, checkpoint_digest
 from pace.checkpoints.files import Version, read_json_object
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.checkpoints.gguf.file import is_gguf
@@ -91,7 +91,7 @@ class Checkpoint:
             return reader
         return QuantizedCheckpoint(reader, method)
 
-    def digest(self, tokenizer: Path, workers: int) -> str:
+    def digest(self, tokenizer: Path, workers: int, version: int = VERSION) -> str:
         """Returns the digest of weights, config and tokenizer, which depends only on their contents. `tokenizer` is the
         path of the tokenizer. Reads all weights again. Raises ValueError if their files have changed, and OSError."""
         opened = CheckpointReader(self.path) if self.gguf is None else GgufCheckpoint(self.path)
@@ -103,7 +103,7 @@ class Checkpoint:
             config = self.config if self.gguf is None else opened.config
             others = {"config": json.dumps(config, sort_keys=True).encode()}
             others |= {f"tokenizer {name}": data for name, data in tokenizer_contents(tokenizer).items()}
-            return checkpoint_digest(opened, others, workers)
+            return checkpoint_digest(opened, others, workers, version)
 
     def mmproj_digest(self) -> str:
         """Returns the digest of the mmproj file with the towers of a GGUF file; empty if there is none. Raises

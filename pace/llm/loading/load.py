@@ -311,7 +311,7 @@ def _identity(
     }
     workers = min(threads, MAX_LOADING_THREADS)
     end = "" if merged is None else f" with {merged.digest}"
-    digest = lambda: checkpoint.digest(_tokenizer_path(options, checkpoint), workers) + end
+    digest = lambda version: checkpoint.digest(_tokenizer_path(options, checkpoint), workers, version) + end
     return ModelIdentity(settings, digest, checkpoint.mmproj_digest)
 
 

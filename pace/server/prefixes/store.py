@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from pace.batch import BLOCK_SIZE
 from pace.llm.cache.prefix_cache import NoPrefixCache
+from pace.llm.cache.saved_file import remove_abandoned
 from pace.llm.clients.saved_session import file_bytes, inspect
 from pace.llm.clients.session import Session
 from pace.llm.engine.driver import EngineDriver
@@ -30,7 +30,6 @@ from pace.server.prefixes.names import FILE, file_of, hashed
 
 logger = logging.getLogger("pace")
 
-ABANDONED_SECONDS = 3600.0
 OFF = "prefixes are not kept here; start the server with --prefix-dir DIR"
 
 
@@ -72,7 +71,7 @@ class Prefixes:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pace-prefixes")
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _remove_abandoned(folder)
+            remove_abandoned(folder, "*.prefix")
             self._known = {prefix.path: prefix for prefix in self._found()}
         except OSError as error:
             raise ValueError(f"prefix_dir={folder} cannot be used: {error.strerror}") from None
@@ -190,13 +189,6 @@ class Prefixes:
         except (OSError, ValueError) as error:
             self._known.pop(prefix.path, None)
             logger.warning("a kept prefix is not used: %s", error)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Removes files that a killed server did not complete. Another server may be writing younger ones."""
-    for path in folder.glob(".*.prefix.*.part"):
-        if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
-            path.unlink(missing_ok=True)
 
 
 def _is_cached(engine: Engine, prefix: Prefix, media: tuple[MediaSpan, ...], salt: str | None) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from pace.llm.cache.saved_file import LENGTH, MAGIC, SavedFile, write_file
+from pace.llm.cache.saved_file import LENGTH, MAGIC, READ_AHEAD, SavedFile, write_file
 from pace.llm.clients.session import Session
-from tests.llm.clients.test_saved_sessions import fake_driver, tokens_of
+from tests.llm.clients.test_saved_sessions import fake_driver, of_version_1, tokens_of
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import check_idle
 
@@ -70,7 +72,69 @@ def test_sizes_are_checked_before_memory_is_taken(driver, tmp_path: Path) -> Non
     write_file(path, {}, [4], [b"1234"])
     head = path.read_bytes().replace(b'"sizes":[4]', b'"sizes":[4000000000]')
     refused(driver, path, head)
-    refused(driver, path, MAGIC.replace(b"1", b"2") + head[len(MAGIC) :])
+    for version in (b"0", b"1", b"3"):
+        refused(driver, path, MAGIC.replace(b"2", version) + path.read_bytes()[len(MAGIC) :])
+
+
+PIECES = [bytes([number + 1]) * (0 if number == 3 else 5000 + 7 * number) for number in range(3 * READ_AHEAD)]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_damage_is_found_in_each_region(tmp_path: Path, version: int) -> None:
+    """In the head, at the ends and in the middle of each piece, in each digest and in the seal. Also whole pieces that
+    changed places."""
+    path = tmp_path / "damaged-file"
+    write_file(path, {"a": 1}, list(map(len, PIECES)), PIECES)
+    whole = path.read_bytes() if version == 2 else of_version_1(path.read_bytes())
+    path.write_bytes(whole)
+    with SavedFile(path) as file:
+        assert file.version == version and file.head["a"] == 1
+        assert list(map(bytes, file.pieces(0))) == PIECES and list(map(bytes, file.pieces(11))) == PIECES[11:]
+        starts = file._starts
+    digest_bytes = {1: 16, 2: 8}[version]
+    middles = [(start + end) // 2 for start, end in zip(starts, starts[1:])]
+    damage = [{place: whole[place] ^ 1} for place in (*starts, *middles, *(start - 1 for start in starts))]
+    damage += [{place: whole[place] ^ 128} for place in range(starts[-1], len(whole), digest_bytes)]
+    damage.append({starts[1] + k: whole[starts[2] + k] for k in range(5000)})
+    for change in damage:
+        data = bytearray(whole)
+        for place, byte in change.items():
+            data[place] = byte
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match="damaged-file cannot be loaded: .*damaged"), SavedFile(path) as file:
+            list(file.pieces(0))
+
+
+def test_pieces_are_read_into_the_same_memory(tmp_path: Path) -> None:
+    """So loading a file takes no more memory than a few pieces. Each is right until the next."""
+    write_file(tmp_path / "file", {}, list(map(len, PIECES)), PIECES)
+    with SavedFile(tmp_path / "file") as file:
+        places = set()
+        for piece, expected in zip(file.pieces(0), PIECES, strict=True):
+            time.sleep(0.002)  # the other threads have read ahead
+            assert piece == expected
+            places.add(np.frombuffer(piece, np.uint8).ctypes.data if piece else 0)
+    assert len(places) <= READ_AHEAD + 1
+
+
+def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    """Not what another process may be writing now, and nothing of other files."""
+    name = "sav[e]d"
+    for partial, age in ((f".{name}.1.part", 4000), (f".{name}.2.part", 1000), (".saved.3.part", 4000)):
+        (tmp_path / partial).write_bytes(b"")
+        os.utime(tmp_path / partial, (time.time() - age,) * 2)
+    write_file(tmp_path / name, {}, [1], [b"1"])
+    assert {path.name for path in tmp_path.iterdir()} == {name, f".{name}.2.part", ".saved.3.part"}
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "damaged-file"
+    write_file(path, {}, list(map(len, PIECES)), PIECES)
+    with SavedFile(path) as file:
+        os.truncate(path, file._starts[number] + 1)
+        with pytest.raises(ValueError, match="damaged-file cannot be loaded: its contents are damaged"):
+            list(file.pieces(number))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -12,8 +14,9 @@ import torch
 from pace import _C
 from pace.assets import TINY
 from pace.llm import LLMModel
-from pace.llm.cache import saved_file
+from pace.llm.cache import copies, saved_file
 from pace.llm.cache.identity import ModelIdentity, Setting
+from pace.llm.cache.saved_file import LENGTH, MAGIC
 from pace.llm.clients.session import Session
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
@@ -22,7 +25,7 @@ from tests.llm.fake_model import OPS, FakeModel
 from tests.llm.generators import check_idle
 from tests.plugins.tiers import sample
 
-IDENTITY = ModelIdentity({"dtype": Setting("fake", "the dtype", "use {}")}, lambda: "digest")
+IDENTITY = ModelIdentity({"dtype": Setting("fake", "the dtype", "use {}")}, lambda version: f"digest {version}")
 
 
 def fake_driver(model: FakeModel, num_blocks: int = 400, **options) -> EngineDriver:
@@ -35,6 +38,22 @@ def fake_driver(model: FakeModel, num_blocks: int = 400, **options) -> EngineDri
 
 def tokens_of(count: int) -> list[int]:
     return [1 + (7 * number * number + number) % 48 for number in range(count)]
+
+
+def of_version_1(data: bytes) -> bytes:
+    """Returns a file as the first version wrote it."""
+    first = len(MAGIC) + LENGTH.size
+    (length,) = LENGTH.unpack(data[len(MAGIC) : first])
+    sizes = json.loads(data[first : first + length])["sizes"]
+    start = data[: first + length].replace(b"session 2", b"session 1", 1)
+    contents = data[first + length : first + length + sum(sizes)]
+    ends = [*itertools.accumulate(sizes, initial=0)]
+    digests = b"".join(blake2b(contents[start:end]) for start, end in zip(ends, ends[1:]))
+    return start + contents + digests + blake2b(start, digests)
+
+
+def blake2b(*parts: bytes) -> bytes:
+    return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
 
 
 @pytest.mark.parametrize(
@@ -74,6 +93,40 @@ def test_a_loaded_session_continues_with_the_same_logits(
             model.hook = lambda batch: None
     check_idle(source), check_idle(target)
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_session_of_many_pieces_is_loaded(tmp_path: Path, monkeypatch) -> None:
+    """They are read into the same few buffers, while the engine copies others."""
+    monkeypatch.setattr(copies, "PIECE_BYTES", 1)
+    for model in (FakeModel(windows=(None, 20)), FakeModel(num_states=2)):
+        driver, target = fake_driver(model), fake_driver(model)
+        with Session(driver) as session:
+            session.append(tokens_of(333))
+            session.save(tmp_path / "saved")
+            expected = session.append([3, 4], "all")
+        with Session.load(target, tmp_path / "saved")[0] as loaded:
+            assert torch.equal(loaded.append([3, 4], "all"), expected)
+        check_idle(target)
+
+
+def test_files_of_the_first_version_are_loaded(tmp_path: Path) -> None:
+    """Its digests were others, also that of the checkpoint."""
+    driver = fake_driver(FakeModel(windows=(None, 20), num_states=1))
+    with Session(driver) as session:
+        session.append(tokens_of(90))
+        session.save(tmp_path / "saved", b"note")
+        expected = session.append([3, 4], "all")
+    data = (tmp_path / "saved").read_bytes()
+    for name, is_right in (("digest 1", True), ("digest 3", False)):
+        (tmp_path / "first").write_bytes(of_version_1(data.replace(b"digest 2", name.encode())))
+        if is_right:
+            loaded, note = Session.load(driver, tmp_path / "first")
+            with loaded:
+                assert note == b"note" and torch.equal(loaded.append([3, 4], "all"), expected)
+        else:
+            with pytest.raises(ValueError, match="another checkpoint"):
+                Session.load(driver, tmp_path / "first")
+    check_idle(driver)
 
 
 def test_a_session_that_was_cut_is_loaded(tmp_path: Path) -> None:
@@ -140,12 +193,12 @@ def test_room_that_is_taken_while_a_session_is_loaded_is_not_written(tmp_path: P
     driver = fake_driver(model)
     other, read = Session(driver), saved_file.SavedFile.piece
 
-    def read_late(self, number: int) -> bytearray:
+    def read_late(self, number: int, memory: memoryview | None = None) -> memoryview:
         if number == 2:
             [loading] = [each for each in driver.engine.scheduler.parked if len(each.tokens) == 200]
             driver.call(lambda engine: engine.cache.free(loading)).result()
             other.append(tokens_of(150)[::-1])
-        return read(self, number)
+        return read(self, number, memory)
 
     monkeypatch.setattr(saved_file.SavedFile, "piece", read_late)
     with Session.load(driver, tmp_path / "saved")[0] as loaded:
@@ -264,6 +317,15 @@ def test_only_the_contents_of_a_checkpoint_count(saved: Path, tmp_path: Path) ->
         (copy / name).write_bytes(change((copy / name).read_bytes()))
         with opened(copy) as model, pytest.raises(ValueError, match="another checkpoint"):
             model.load_session(saved)
+
+
+def test_a_file_of_the_first_version_knows_its_checkpoint(saved: Path, tmp_path: Path) -> None:
+    with opened() as model:
+        identity = model.generator.driver.engine.identity
+        before, after = identity.digest(2).encode(), identity.digest(1).encode()
+        (tmp_path / "first").write_bytes(of_version_1(saved.read_bytes().replace(before, after)))
+        with model.load_session(tmp_path / "first") as first, model.load_session(saved) as second:
+            assert torch.equal(first.append([6]), second.append([6]))
 
 
 def test_weights_that_change_after_loading_are_noticed(tmp_path: Path) -> None:
