@@ -36,8 +36,8 @@ _LETTERS = string.ascii_letters + string.digits
 NEVER_ASSISTANT = ("system", "developer", "tool")
 """Roles that some templates show as the assistant's, because they treat every role except the user's alike."""
 _THOUGHT = "reasoning_content"
-_OTHER_THOUGHT = re.compile(r"\.thinking\b|['\"]thinking['\"]")
-"""Matches a template that looks for reasoning under its alternative name."""
+_OTHER_THOUGHTS = ("thinking", "reasoning")
+"""Other names under which templates look for reasoning."""
 
 
 @dataclass(frozen=True)
@@ -316,8 +316,8 @@ class ChatTemplate:
         made |= turn.others or {}
         if made.get("tool_call_id"):
             made["tool_call_id"] = self._id(made["tool_call_id"])
-        if self._calls_them_thinking and _THOUGHT in made:
-            made["thinking"] = made[_THOUGHT]
+        if self._other_thought is not None and _THOUGHT in made:
+            made[self._other_thought] = made[_THOUGHT]
         if (thought := made.get(_THOUGHT)) and turn.role == "assistant" and self._has_thoughts_in_content:
             made |= self._rendering.message("assistant", self._with_thought(thought, turn.text))
         if turn.calls:
@@ -326,14 +326,17 @@ class ChatTemplate:
         return made
 
     @cached_property
-    def _calls_them_thinking(self) -> bool:
-        """True if the template expects reasoning under gpt-oss's name for it."""
-        return _THOUGHT not in self.source and _OTHER_THOUGHT.search(self.source) is not None
+    def _other_thought(self) -> str | None:
+        """The other name under which the template expects reasoning; None if it knows the usual one, or none."""
+        if _THOUGHT in self.source:
+            return None
+        uses = (rf"\.{name}\b|['\"]{name}['\"]" for name in _OTHER_THOUGHTS)
+        return next((name for name, use in zip(_OTHER_THOUGHTS, uses) if re.search(use, self.source)), None)
 
     @cached_property
     def _has_thoughts_in_content(self) -> bool:
         """True if the template only looks for reasoning in the content, and shows that of the last answer."""
-        if self.reasoning is None or _THOUGHT in self.source or _OTHER_THOUGHT.search(self.source):
+        if self.reasoning is None or _THOUGHT in self.source or self._other_thought is not None:
             return False
         if not any(f"split({quote}{self.reasoning.closing}{quote})" in self.source for quote in "'\""):
             return False

@@ -129,9 +129,10 @@ def deepseek2(fields: Fields, keys: Keys) -> Fields:
         raise keys.refused("deepseek2 without experts is not implemented")
     if keys.number("attention.temperature_scale"):  # Mistral Large 3, from Mistral's own form of checkpoints
         return mistral4(fields, keys) | {"model_type": "mistral4"}
-    # The first files of GLM-4.7-Flash do not state that its scores are sigmoids.
-    is_glm = fields["num_hidden_layers"] in (47, 48) and fields["vocab_size"] == 154880
-    gating = keys.integer("expert_gating_func", SIGMOID if is_glm else SOFTMAX)
+    # Files may not state that scores are sigmoids: the first ones of GLM-4.7-Flash, and those of a config.json without
+    # scoring_func, which transformers writes. Only sigmoids have a bias.
+    is_biased = keys.has_tensor(".e_score_correction_bias")
+    gating = keys.integer("expert_gating_func", SIGMOID if is_biased else SOFTMAX)
     if gating not in (SOFTMAX, SIGMOID):
         raise keys.refused(f"deepseek2.expert_gating_func = {gating} is not implemented")
     kind = {"model_type": "deepseek_v3"}
