@@ -10,6 +10,7 @@ from typing import Any
 from pace.grammar.validation import is_valid, parse_json
 from pace.llm.chat.arguments.base import Reader, Reading, Rules, State
 from pace.llm.chat.arguments.json_arguments import JsonScanner
+from pace.llm.chat.arguments.python_literal import LiteralReader
 from pace.llm.chat.literals import MORE, NO, blank, match, pattern, terminals
 from pace.llm.chat.schemas import json_expression, properties, split, type_of
 from pace.llm.chat.tools import Tool
@@ -157,16 +158,23 @@ class _Notation:
         return json.dumps(value, ensure_ascii=False)
 
     def read(self, text: str) -> str:
-        """Converts a whole value to JSON text. JSON is kept, a Python constant is translated, and anything else is a
+        """Converts a whole value to JSON text. JSON is kept, a value of Python is translated, and anything else is a
         string. So is a text that only fits the schema as a string. Where any text is a string, a string in quotes keeps
         them, unless it would be another value without them."""
-        written = text if _is_json(text) else _PYTHON.get(text)
+        written = text if _is_json(text) else _PYTHON.get(text) or self._from_python(text)
         if written is None:
             return _quoted(text)
         value = json.loads(written)
         if self.is_text and isinstance(value, str):
             return _quoted(text) if self._is_read_alike(value) else written
         return written if not is_valid(text, self._schema) or is_valid(value, self._schema) else _quoted(text)
+
+    def _from_python(self, text: str) -> str | None:
+        """Returns the JSON of a list or dict as Python shows it; None where any text is a value, and for other text."""
+        if self.is_text or not text.startswith(("[", "{", "(")):
+            return None
+        found = LiteralReader().read(text + ")")
+        return found.piece if found.state is State.DONE and found.used == len(text) and _is_json(found.piece) else None
 
     def _is_read_alike(self, text: str) -> bool:
         """True if this text is the string that it is written as."""
