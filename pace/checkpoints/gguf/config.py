@@ -64,7 +64,7 @@ OTHER_KEYS = {
     *("n_deepstack_layers", "vocab_size", "tensor_data_layout"),
     *("pooling_type", "classifier.pooling_type", "classifier.output_labels", "hidden_activation"),
     *(f"{dense}_feat_{end}" for dense in DENSE for end in ("in", "out")),
-    "target_layers",
+    *("target_layers", "attention.indexer.types"),
 }
 """Further keys that are read, or that change nothing."""
 KEYED_FIELDS = (CONFIG_KEYS, PER_LAYER_KEYS, *(architecture.keys for architecture in ARCHITECTURES))

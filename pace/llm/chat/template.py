@@ -38,6 +38,9 @@ NEVER_ASSISTANT = ("system", "developer", "tool")
 _THOUGHT = "reasoning_content"
 _OTHER_THOUGHTS = ("thinking", "reasoning")
 """Other names under which templates look for reasoning."""
+_SWITCH = "enable_thinking"
+_OTHER_SWITCHES = {"thinking": True, "force_reasoning": True, "skip_thinking": False, "skip_reasoning": False}
+"""Other variables that turn thoughts on or off -> their value for thoughts."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ class ChatTemplate:
         take. Raises TemplateRefusal for an error of the template, such as roles that must alternate, and for a message
         that it would omit.
         """
-        options = {"add_generation_prompt": begin_answer, **(variables or {})}
+        options = {"add_generation_prompt": begin_answer, **self._with_switches(variables or {})}
         given = read_messages(messages)
         for part in (part for turn in given for _, part in turn.media):
             self._encoder.check_kind(part)
@@ -154,6 +157,16 @@ class ChatTemplate:
             reason = f"the chat template leaves out {lost}, so that the model would not read it"
             raise TemplateRefusal(self._rendering.file, reason)
         return Rendered(text, tuple(part for turn in way.turns for _, part in turn.media))
+
+    def _with_switches(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the variables, with `enable_thinking` under the names that the template has for it."""
+        found = dict(variables)
+        enabled = found.get(_SWITCH)
+        if isinstance(enabled, bool) and _SWITCH not in self.source:
+            for name, value in _OTHER_SWITCHES.items():
+                if re.search(rf"(?<![\w.'\"]){name}\b", self.source):
+                    found.setdefault(name, enabled == value)
+        return found
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Returns the token ids of a conversation, up to the beginning of the answer."""

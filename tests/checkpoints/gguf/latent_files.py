@@ -10,7 +10,9 @@ from torch import Tensor
 ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "deepseek_v32": "deepseek32",
     "glm4_moe_lite": "deepseek2",
+    "glm_moe_dsa": "glm-dsa",
     "minicpm3": "minicpm3",
     "mistral4": "mistral4",
 }
@@ -52,6 +54,10 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any], split: bool = True
     if split:
         writer.add_key_length_mla(key_length)
         writer.add_value_length_mla(value_length)
+    if "index_topk" in config:
+        writer.add_indexer_head_count(config["index_n_heads"])
+        writer.add_indexer_key_length(config["index_head_dim"])
+        writer.add_indexer_top_k(config["index_topk"])
     kinds = config.get("mlp_layer_types")
     if kinds:
         writer.add_leading_dense_block_count(kinds.index("sparse"))

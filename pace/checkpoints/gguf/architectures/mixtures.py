@@ -34,6 +34,7 @@ from pace.checkpoints.gguf.architectures.names import (
     FUSED_QKV,
     GRANITE_MOE,
     HUNYUAN_NORMS,
+    INDEXER,
     LATENT,
     LLAMA,
     NEXTN,
@@ -49,6 +50,11 @@ DEEPSEEK = {
     "routed_scaling_factor": Key("expert_weights_scale", 1.0),
     "n_group": Key("expert_group_count", 1),
     "topk_group": Key("expert_group_used_count", 1),
+}
+INDEXED = {
+    "index_topk": Key("attention.indexer.top_k"),
+    "index_n_heads": Key("attention.indexer.head_count"),
+    "index_head_dim": Key("attention.indexer.key_length"),
 }
 NORMALISED = {"norm_topk_prob": Key("expert_weights_norm", True)}
 LIKE_DEEPSEEK = {**DEEPSEEK, **NORMALISED, "n_shared_experts": Key("expert_shared_count", 1)}
@@ -166,6 +172,11 @@ def mistral4(fields: Fields, keys: Keys) -> Fields:
     return found | {"rope_scaling": scaling | {"llama_4_scaling_beta": shortest(scale)}}
 
 
+def indexed(fields: Fields, keys: Keys) -> Fields:
+    """A mixture whose tokens see chosen positions. Its scores are sigmoids."""
+    return youtu(only_sigmoids(fields, keys), keys)
+
+
 def youtu(fields: Fields, keys: Keys) -> Fields:
     found = latent(fields, keys, keys.read("attention.key_length_mla"))
     return found | {"v_head_dim": keys.read("attention.value_length_mla")}
@@ -268,6 +279,18 @@ MIXTURES = (
             "n_shared_experts": Key("expert_shared_count"),
             "norm_topk_prob": Key("expert_weights_norm", False),
         },
+    ),
+    *(
+        Architecture(
+            name, model_type, latent=True, convert=indexed,
+            names=LATENT.but({**BIASED_EXPERTS, **NEXTN, **INDEXER}),
+            keys={
+                **LIKE_DEEPSEEK, **INDEXED,
+                "num_nextn_predict_layers": Key("nextn_predict_layers", 0),
+                "norm_topk_prob": Key("expert_weights_norm", False),
+            },
+        )
+        for name, model_type in (("deepseek32", "deepseek_v32"), ("glm-dsa", "glm_moe_dsa"))
     ),
     # A file of DeepSeek's architecture without experts is a Youtu.
     Architecture("deepseek2", "youtu", names=LATENT, latent=True, convert=youtu),

@@ -132,6 +132,11 @@ LATENT = LLAMA.but(
         "attn_v_b": "self_attn.v_b_proj",
     }
 )
+INDEXER = {
+    f"indexer.{there}": f"self_attn.indexer.{here}"
+    for there, here in {"attn_q_b": "wq_b", "attn_k": "wk", "k_norm": "k_norm", "proj": "weights_proj"}.items()
+}
+"""Names of what chooses the positions that a token sees."""
 GPT_NEOX = TensorNames(
     {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "lm_head"},
     "gpt_neox.layers",
