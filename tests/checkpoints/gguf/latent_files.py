@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import gguf
@@ -25,8 +26,12 @@ def arranged(state: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tens
     if config["model_type"] == "minicpm3":
         return state
     found: dict[str, Tensor] = {}
+    indexer = {"wq_b": "attn_q_b", "wk": "attn_k", "k_norm": "k_norm", "weights_proj": "proj"}
     lengths = [config["qk_nope_head_dim"], config["v_head_dim"]]
     for name, tensor in state.items():
+        if inside := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.indexer\.(\w+)\.(\w+)", name):
+            found[f"blk.{inside[1]}.indexer.{indexer[inside[2]]}.{inside[3]}"] = tensor
+            continue
         if not name.endswith("kv_b_proj.weight"):
             found[name] = tensor
             continue
