@@ -127,9 +127,7 @@ def read_config(
     return fields | {keys.prefix + name: True for name in keys.keys() - KNOWN_KEYS}
 
 
-def _num_dense(
-    stated: int, fields: Fields, architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]
-) -> int:
+def _num_dense(stated: int, fields: Fields, architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Number of layers before the first one with a router. The converter states 0 for a config.json with
     mlp_layer_types."""
     routers = (architecture.names.on_hub(f"blk.{layer}.ffn_gate_inp.weight") for layer in layers_of(fields))

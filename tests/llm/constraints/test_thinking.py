@@ -200,7 +200,7 @@ def test_thoughts_that_may_follow_each_other() -> None:
 
 
 def test_no_more_thoughts_whose_opening_mark_is_one_token() -> None:
-    """As in Solar-Open's format. Otherwise each thought would end at once, and the next one begin."""
+    """Solar-Open has such a format. Otherwise each thought would end at once, and the next one begin."""
     marks = Reasoning("<think>", "<|end|><|start|>assistant", repeats=True)
     mask = accept(mask_of(2, [11], marks=marks), "<think>", "w0", "w1", "<|end|>", "<|start|>", "assistant")
     assert OPENING not in allowed(mask) and mask.count_allowed([OPENING]) == 0

@@ -81,12 +81,12 @@ class TaggedArguments:
         listed = [choice for choice in values.choices if self.end not in choice]
         options = []
         if values.any_text:
-            text = (
-                self._long_text(values.min_length, rules, name) if values.min_length else rules.until(name, self.end)
-            )
+            text = self._long_text(values.min_length, rules, name) if values.min_length else rules.until(name, self.end)
             options.append(f"{opening(self.after)} {text}")
         if listed:
-            choices = rules.add(f"{name}_listed", " | ".join(f"/{pattern(choice)}/" if choice else '""' for choice in listed))
+            choices = rules.add(
+                f"{name}_listed", " | ".join(f"/{pattern(choice)}/" if choice else '""' for choice in listed)
+            )
             options.append(f"{opening(self.after)} {choices} {tag}")
         others = [*values.others, *([{"enum": list(values.choices)}] if len(listed) < len(values.choices) else [])]
         if others:
