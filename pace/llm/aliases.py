@@ -42,7 +42,7 @@ SAMPLING_ADVICE = {
     "thinker_max_new_tokens": "max_new_tokens bounds the generated tokens",
 }
 NOT_IMPLEMENTED = (
-    "min_length forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens sequence_bias "
+    "min_length forced_bos_token_id forced_eos_token_id begin_suppress_tokens sequence_bias "
     "guidance_scale penalty_alpha epsilon_cutoff eta_cutoff top_h encoder_repetition_penalty "
     "encoder_no_repeat_ngram_size exponential_decay_length_penalty num_beam_groups diversity_penalty constraints "
     "force_words_ids watermarking_config max_time dola_layers"

@@ -113,6 +113,8 @@ class SamplingConfig:
     """Generation ends when one of these appears in the generated text, which is cut before it."""
     bad_words_ids: list[list[int]] | None = _field(None, check.token_sequences)
     """Token sequences that must not be generated. Entries that are exactly one end token are skipped, as in HF."""
+    suppress_tokens: list[int] | None = _field(None, check.banned_tokens)
+    """Tokens that must not be generated, end tokens included."""
     logit_bias: dict[int, float] | None = _field(None, check.logit_bias)
     """Added to the logits of these tokens; -inf bans."""
     seed: int | None = _field(None, check.integer(0, 2**64 - 1))

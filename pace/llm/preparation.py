@@ -169,6 +169,7 @@ class Preparer:
         given = {
             "logit_bias": config.logit_bias or (),
             "bad_words_ids": [token for word in config.bad_words_ids or () for token in word],
+            "suppress_tokens": config.suppress_tokens or (),
             "eos_token_id": end_tokens_of(config),
         }
         for name, tokens in given.items():

@@ -71,6 +71,11 @@ def token_list(name: str, value: Any) -> list[int]:
     return list(dict.fromkeys(check(name, token) for token in ids))
 
 
+def banned_tokens(name: str, value: Any) -> list[int]:
+    """A list of ids, without repetitions. It may be empty."""
+    return token_list(name, value) if value not in ([], ()) else []
+
+
 def strings(name: str, value: Any) -> list[str]:
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, (list, tuple, set)) or not all(isinstance(item, str) for item in items):

@@ -15,7 +15,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,6 +106,12 @@ class GgufCheckpoint(OpenFiles):
         self.towers, self.config = towers, towers.config
         rename_tokens(self.metadata, towers.renamed)
         self.tensors |= {name: self._info(name) for name in towers.tensors}
+
+    @property
+    def generation_config(self) -> dict[str, Any]:
+        """Fields of generation_config.json: the tokens that are never generated, if the file names some."""
+        tokens = self.metadata.get("tokenizer.ggml.suppress_tokens")
+        return {"suppress_tokens": tokens.tolist()} if isinstance(tokens, np.ndarray) else {}
 
     @property
     def file_type(self) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys
-from pace.checkpoints.gguf.architectures.changes import shortest
+from pace.checkpoints.gguf.architectures.changes import layers_of, shortest
 from pace.checkpoints.gguf.architectures.gemma4 import share_of_pairs
 from pace.checkpoints.gguf.architectures.registry import ARCHITECTURES
 from pace.checkpoints.gguf.embedding import DENSE
@@ -64,7 +64,7 @@ OTHER_KEYS = {
     *("n_deepstack_layers", "vocab_size", "tensor_data_layout"),
     *("pooling_type", "classifier.pooling_type", "classifier.output_labels", "hidden_activation"),
     *(f"{dense}_feat_{end}" for dense in DENSE for end in ("in", "out")),
-    "target_layers",
+    *("target_layers", "attention.indexer.types"),
 }
 """Further keys that are read, or that change nothing."""
 KEYED_FIELDS = (CONFIG_KEYS, PER_LAYER_KEYS, *(architecture.keys for architecture in ARCHITECTURES))
@@ -121,8 +121,17 @@ def read_config(
     fields = architecture.convert(architecture.window(fields, keys), keys)
     fields = {field: value for field, value in fields.items() if field not in architecture.absent}
     fields |= {field: keys.read(*key) for field, key in architecture.keys.items()} | special_tokens(metadata)
+    if (stated := fields.get("first_k_dense_replace")) is not None:
+        fields["first_k_dense_replace"] = _num_dense(stated, fields, architecture, shapes)
     # The reader of config.json reports unknown fields as ignored.
     return fields | {keys.prefix + name: True for name in keys.keys() - KNOWN_KEYS}
+
+
+def _num_dense(stated: int, fields: Fields, architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Number of layers before the first one with a router. The converter states 0 for a config.json with
+    mlp_layer_types."""
+    routers = (architecture.names.on_hub(f"blk.{layer}.ffn_gate_inp.weight") for layer in layers_of(fields))
+    return next((layer for layer, router in enumerate(routers) if router in shapes), stated)
 
 
 def _number(keys: Keys, name: str, architecture: Architecture) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pace.llm.chat.arguments import GemmaArguments, PythonArguments, TaggedArguments
 from pace.llm.chat.format import ToolFormat
-from pace.llm.chat.ids import nine_characters, numbered
+from pace.llm.chat.ids import nine_characters, numbered, ten_characters
 
 _OBJECT = '{"name": "$NAME", "arguments": $ARGS}'
 
@@ -23,6 +23,24 @@ def _deepseek(name: str, signs: tuple[str, ...], call: str, between: str) -> Too
     )
 
 
+def _dsml(name: str, section: str) -> ToolFormat:
+    """DeepSeek V3.2 and V4: a section of calls, each argument between tags that say if it is text or JSON."""
+    return ToolFormat(
+        name,
+        '<｜DSML｜invoke name="$NAME">\n$ARGS</｜DSML｜invoke>',
+        trigger=f"<｜DSML｜{section}>",
+        signs=("｜DSML｜", f"{section}>"),
+        opening=f"<｜DSML｜{section}>\n",
+        closing=f"\n</｜DSML｜{section}>",
+        arguments=TaggedArguments(
+            before='<｜DSML｜parameter name="',
+            after='" string="true">',
+            json_after='" string="false">',
+            end="</｜DSML｜parameter>",
+        ),
+    )
+
+
 def _list(name: str, signs: tuple[str, ...], before: str, after: str, trigger: str, **options: Any) -> ToolFormat:
     """A list of calls between marks."""
     given = {"call": _OBJECT, "trigger": trigger, "signs": signs, "between": ", ", **options}
@@ -33,6 +51,21 @@ def _python(name: str, sign: str, before: str, after: str, trigger: str, anywher
     """A list of Python calls."""
     options = {"call": "$NAME($ARGS)", "arguments": PythonArguments(), "anywhere": anywhere}
     return _list(name, (sign,), before, after, trigger, **options)
+
+
+def _hunyuan3(name: str, signs: tuple[str, ...], mark: str) -> ToolFormat:
+    """A section of calls whose tags end with `mark`, each argument between tags."""
+    return ToolFormat(
+        name,
+        f"<tool_call{mark}>$NAME<tool_sep{mark}>\n$ARGS</tool_call{mark}>",
+        trigger=f"<tool_calls{mark}>",
+        signs=signs,
+        opening=f"<tool_calls{mark}>\n",
+        closing=f"\n</tool_calls{mark}>",
+        arguments=TaggedArguments(
+            before=f"<arg_key{mark}>", after=f"</arg_key{mark}>\n<arg_value{mark}>", end=f"</arg_value{mark}>"
+        ),
+    )
 
 
 _ALL = (
@@ -58,9 +91,23 @@ _ALL = (
         closing="<|tool_calls_section_end|>",
         make_id=numbered,
     ),
+    # Solar-Open: a section of calls with ids. The answer is marked, too.
+    ToolFormat(
+        "solar_open",
+        "<|tool_call:begin|>$ID<|tool_call:name|>$NAME<|tool_call:args|>$ARGS<|tool_call:end|>",
+        trigger="<|tool_calls|>",
+        signs=("<|tool_calls|>", "<|tool_call:args|>"),
+        opening="<|tool_calls|>",
+        between="",
+        anywhere=False,
+        reply=("<|content|>", "<|end|>"),
+        make_id=ten_characters,
+    ),
     # DeepSeek V3 and R1, with arguments in a code block, and V3.1, without one.
     _deepseek("deepseek_v3", ("```json",), "function<｜tool▁sep｜>$NAME\n```json\n$ARGS\n```", "\n"),
     _deepseek("deepseek_v31", ("<｜tool▁sep｜>",), "$NAME<｜tool▁sep｜>$ARGS", ""),
+    _dsml("deepseek_v32", "function_calls"),
+    _dsml("deepseek_v4", "tool_calls"),
     # Command R7B and later: both an answer and a list of calls are marked.
     ToolFormat(
         "command",
@@ -99,6 +146,9 @@ _ALL = (
         call='{"name": "$NAME", "arguments": $ARGS, "id": "$ID"}',
         make_id=nine_characters,
     ),
+    # Hunyuan 3. The tags of the open checkpoints end with a mark.
+    _hunyuan3("hunyuan3_open", ("<tool_sep{}>", ":opensource"), ":opensource"),
+    _hunyuan3("hunyuan3", ("<tool_sep>", "<arg_key>"), ""),
     # GLM-4.5 and later, with each argument between tags; glm-4-9b and ChatGLM3, whose turns are one call or text. A
     # turn of ChatGLM3 begins with a line, which is empty if it is not a call.
     ToolFormat(
@@ -168,10 +218,27 @@ _ALL = (
     _list("granite3", ("<|tool_call|>", "available_tools"), "<|tool_call|>", "", "<|tool_call|>"),
     _list("functools", ("functools[",), "functools", "", "functools["),  # Firefunction
     _list("nemotron", ("<TOOLCALL>",), "<TOOLCALL>", "</TOOLCALL>", "<TOOLCALL>"),
+    _list(
+        "apertus",
+        ("<|tools_prefix|>",),
+        "<|tools_prefix|>",
+        "<|tools_suffix|>",
+        "<|tools_prefix|>",
+        call='{"$NAME": $ARGS}',
+    ),
     _list("apriel", ("<tool_calls>[",), "<tool_calls>", "</tool_calls>", "<tool_calls>"),
     # A list of Python calls, bare or between special tokens.
     _python("lfm2", "List of tools: ", "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_call_start|>"),
     _python("llama4", "<|python_start|>", "<|python_start|>", "<|python_end|>", "<|python_start|>"),
+    ToolFormat(
+        "olmo3",
+        "$NAME($ARGS)",
+        trigger="<function_calls>",
+        signs=("<function_calls>",),
+        opening="<function_calls>",
+        closing="</function_calls>",
+        arguments=PythonArguments(),
+    ),
     _python("pythonic", "func_name1(params_name1=", "", "", "[$NAME(", anywhere=False),
     # Llama 3.1 to 3.3: a turn is either one JSON object or text.
     ToolFormat(

@@ -20,6 +20,11 @@ def nine_characters(name: str, index: int) -> str:
     return _random(9)
 
 
+def ten_characters(name: str, index: int) -> str:
+    """Ten letters and digits, as Solar-Open writes it."""
+    return _random(10)
+
+
 def numbered(name: str, index: int) -> str:
     """`functions.NAME:INDEX`, as Kimi writes it."""
     return f"functions.{name}:{index}"

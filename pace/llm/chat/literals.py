@@ -21,7 +21,7 @@ _SPACE = re.compile(r"[ \t\r\n]+")
 _WORD = re.compile(r"\w")
 _NAME = re.compile(r"[a-zA-Z0-9_.-]*")
 _HOLE_TEXT = {"ID": re.compile(r"[A-Za-z0-9]*"), "INDEX": re.compile(r"[0-9]*")}
-_HOLE_TERMINAL = {"ID": "[A-Za-z0-9]{9}", "INDEX": "[0-9]{1,3}"}
+_HOLE_TERMINAL = {"ID": "[A-Za-z0-9]{9,10}", "INDEX": "[0-9]{1,3}"}
 
 MORE = -1
 """The text may become a match with more characters."""

@@ -30,12 +30,18 @@ THINK = Reasoning("<think>", "</think>")
 SEED_THINK = Reasoning("<seed:think>", "</seed:think>")
 MISTRAL_THINK = Reasoning("[THINK]", "[/THINK]")
 COMMAND_THINKING = Reasoning("<|START_THINKING|>", "<|END_THINKING|>")
+APERTUS_INNER = Reasoning("<|inner_prefix|>", "<|inner_suffix|>")
+HUNYUAN_THINK = Reasoning("<think:opensource>", "</think:opensource>")
+SOLAR_THINK = Reasoning("<|think|>", "<|end|><|begin|>assistant", repeats=True)
 GEMMA_THOUGHT = Reasoning("<|channel>thought", "<channel|>")
 HARMONY_ANALYSIS = Reasoning("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", repeats=True)
 
 _BY_FRAGMENT = {
     "<|channel|>analysis<|message|>": HARMONY_ANALYSIS,
     "<|channel>thought": GEMMA_THOUGHT,
+    "<|begin|>assistant<|think|>": SOLAR_THINK,
+    "<|inner_prefix|>": APERTUS_INNER,
+    ":opensource": HUNYUAN_THINK,
     "<|START_THINKING|>": COMMAND_THINKING,
     "[THINK]": MISTRAL_THINK,
     "<seed:think>": SEED_THINK,

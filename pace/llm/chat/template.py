@@ -36,8 +36,11 @@ _LETTERS = string.ascii_letters + string.digits
 NEVER_ASSISTANT = ("system", "developer", "tool")
 """Roles that some templates show as the assistant's, because they treat every role except the user's alike."""
 _THOUGHT = "reasoning_content"
-_OTHER_THOUGHT = re.compile(r"\.thinking\b|['\"]thinking['\"]")
-"""Matches a template that looks for reasoning under its alternative name."""
+_OTHER_THOUGHTS = ("thinking", "reasoning")
+"""Other names under which templates look for reasoning."""
+_SWITCH = "enable_thinking"
+_OTHER_SWITCHES = {"thinking": True, "force_reasoning": True, "skip_thinking": False, "skip_reasoning": False}
+"""Other variables that turn thoughts on or off -> their value for thoughts."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ class ChatTemplate:
         take. Raises TemplateRefusal for an error of the template, such as roles that must alternate, and for a message
         that it would omit.
         """
-        options = {"add_generation_prompt": begin_answer, **(variables or {})}
+        options = {"add_generation_prompt": begin_answer, **self._with_switches(variables or {})}
         given = read_messages(messages)
         for part in (part for turn in given for _, part in turn.media):
             self._encoder.check_kind(part)
@@ -154,6 +157,16 @@ class ChatTemplate:
             reason = f"the chat template leaves out {lost}, so that the model would not read it"
             raise TemplateRefusal(self._rendering.file, reason)
         return Rendered(text, tuple(part for turn in way.turns for _, part in turn.media))
+
+    def _with_switches(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the variables, with `enable_thinking` under the names that the template has for it."""
+        found = dict(variables)
+        enabled = found.get(_SWITCH)
+        if isinstance(enabled, bool) and _SWITCH not in self.source:
+            for name, value in _OTHER_SWITCHES.items():
+                if re.search(rf"(?<![\w.'\"]){name}\b", self.source):
+                    found.setdefault(name, enabled == value)
+        return found
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Returns the token ids of a conversation, up to the beginning of the answer."""
@@ -316,8 +329,8 @@ class ChatTemplate:
         made |= turn.others or {}
         if made.get("tool_call_id"):
             made["tool_call_id"] = self._id(made["tool_call_id"])
-        if self._calls_them_thinking and _THOUGHT in made:
-            made["thinking"] = made[_THOUGHT]
+        if self._other_thought is not None and _THOUGHT in made:
+            made[self._other_thought] = made[_THOUGHT]
         if (thought := made.get(_THOUGHT)) and turn.role == "assistant" and self._has_thoughts_in_content:
             made |= self._rendering.message("assistant", self._with_thought(thought, turn.text))
         if turn.calls:
@@ -326,14 +339,17 @@ class ChatTemplate:
         return made
 
     @cached_property
-    def _calls_them_thinking(self) -> bool:
-        """True if the template expects reasoning under gpt-oss's name for it."""
-        return _THOUGHT not in self.source and _OTHER_THOUGHT.search(self.source) is not None
+    def _other_thought(self) -> str | None:
+        """The other name under which the template expects reasoning; None if it knows the usual one, or none."""
+        if _THOUGHT in self.source:
+            return None
+        uses = (rf"\.{name}\b|['\"]{name}['\"]" for name in _OTHER_THOUGHTS)
+        return next((name for name, use in zip(_OTHER_THOUGHTS, uses) if re.search(use, self.source)), None)
 
     @cached_property
     def _has_thoughts_in_content(self) -> bool:
         """True if the template only looks for reasoning in the content, and shows that of the last answer."""
-        if self.reasoning is None or _THOUGHT in self.source or _OTHER_THOUGHT.search(self.source):
+        if self.reasoning is None or _THOUGHT in self.source or self._other_thought is not None:
             return False
         if not any(f"split({quote}{self.reasoning.closing}{quote})" in self.source for quote in "'\""):
             return False

@@ -91,7 +91,9 @@ class Thoughts:
         if not self._reasoning.repeats or now.place is not Place.BEFORE or now.num_thought < budget:
             return None
         tokens = self._opening.tokens
-        return tokens[1] if len(tokens) > 1 and now.held == self._table[tokens[0]] else None
+        if len(tokens) == 1:
+            return tokens[0]
+        return tokens[1] if now.held == self._table[tokens[0]] else None
 
     def _bytes(self, token: int) -> bytes:
         """Returns the bytes of a token; b"" for a special token that is part of no mark, which is not text."""

@@ -337,6 +337,8 @@ def _read_defaults(checkpoint: Checkpoint, tokenizer: Any, model: BaseModelForCa
                 vocab_size,
             )
         defaults.eos_token_id = known or None
+    if defaults.suppress_tokens is not None:
+        defaults.suppress_tokens = [token for token in defaults.suppress_tokens if token < vocab_size]
     return defaults
 
 

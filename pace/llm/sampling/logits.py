@@ -288,6 +288,8 @@ def build_processors(config: SamplingConfig, num_prompt_tokens: int, end_tokens:
         processors.append(
             BadWords([word for word in config.bad_words_ids if word not in [[token] for token in end_tokens]])
         )
+    if config.suppress_tokens:
+        processors.append(BadWords([[token] for token in config.suppress_tokens]))
     if config.min_new_tokens and end_tokens:
         processors.append(MinNewTokens(config.min_new_tokens, end_tokens, num_prompt_tokens))
     for function in config.logits_processors or ():

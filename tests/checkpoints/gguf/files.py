@@ -119,7 +119,8 @@ def tensor_names(architecture: str, num_layers: int) -> Callable[[str], str]:
     """Function from a checkpoint's tensor name to GGUF's, from the gguf package. The converter cuts ChatGLM's names.
     Those that the package does not know have the names of Qwen3."""
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    number = numbers.get(architecture, numbers["qwen3"])
+    others = {"deepseek32": "deepseek2", "glm-dsa": "deepseek2"}
+    number = numbers.get(architecture, numbers[others.get(architecture, "qwen3")])
     known = gguf.get_tensor_name_map(number, num_layers)
     prefix = "transformer." if architecture == "chatglm" else ""
     return lambda name: (

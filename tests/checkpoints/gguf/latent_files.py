@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import gguf
@@ -10,7 +11,9 @@ from torch import Tensor
 ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "deepseek_v32": "deepseek32",
     "glm4_moe_lite": "deepseek2",
+    "glm_moe_dsa": "glm-dsa",
     "minicpm3": "minicpm3",
     "mistral4": "mistral4",
 }
@@ -23,8 +26,12 @@ def arranged(state: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tens
     if config["model_type"] == "minicpm3":
         return state
     found: dict[str, Tensor] = {}
+    indexer = {"wq_b": "attn_q_b", "wk": "attn_k", "k_norm": "k_norm", "weights_proj": "proj"}
     lengths = [config["qk_nope_head_dim"], config["v_head_dim"]]
     for name, tensor in state.items():
+        if inside := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.indexer\.(\w+)\.(\w+)", name):
+            found[f"blk.{inside[1]}.indexer.{indexer[inside[2]]}.{inside[3]}"] = tensor
+            continue
         if not name.endswith("kv_b_proj.weight"):
             found[name] = tensor
             continue
@@ -52,6 +59,10 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any], split: bool = True
     if split:
         writer.add_key_length_mla(key_length)
         writer.add_value_length_mla(value_length)
+    if "index_topk" in config:
+        writer.add_indexer_head_count(config["index_n_heads"])
+        writer.add_indexer_key_length(config["index_head_dim"])
+        writer.add_indexer_top_k(config["index_topk"])
     kinds = config.get("mlp_layer_types")
     if kinds:
         writer.add_leading_dense_block_count(kinds.index("sparse"))

@@ -7,6 +7,8 @@ import torch
 
 pytest.importorskip("gguf", reason="the gguf package is not installed")
 
+import gguf
+
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
@@ -71,3 +73,19 @@ def test_an_unknown_gating_function_is_refused(tmp_path, monkeypatch):
     write_gguf(tmp_path / "hub", tmp_path / "model.gguf")
     with pytest.raises(NotImplementedError, match="expert_gating_func = 3"):
         load(tmp_path / "model.gguf")
+
+
+def test_what_a_config_of_transformers_does_not_state(tmp_path, monkeypatch):
+    """The converter copies neither scoring_func nor first_k_dense_replace from a config.json without them. The tensors
+    show both."""
+    save_tiny(tmp_path / "hub", "deepseek_v3", {})
+    keys = latent_files.add_keys
+
+    def add_keys(writer, config):
+        keys(writer, config)
+        del writer.kv_data[0]["deepseek2.expert_gating_func"]
+
+    monkeypatch.setattr(latent_files, "add_keys", add_keys)
+    monkeypatch.setattr(gguf.GGUFWriter, "add_leading_dense_block_count", lambda writer, count: None)
+    write_gguf(tmp_path / "hub", tmp_path / "model.gguf")
+    assert torch.equal(*(prefill(load(tmp_path / path), IDS) for path in ("model.gguf", "hub")))

@@ -12,6 +12,7 @@ from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.llm import LLMModel
 from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
+from tests.checkpoints.gguf import mixture_files
 from tests.checkpoints.gguf.files import finish, write_gguf
 from tests.llm.models.variants import save_tiny
 from tests.plugins.tiers import sample
@@ -109,4 +110,16 @@ def test_gpt_oss_without_yarn(tmp_path):
     rope = {"rope_type": "default", "rope_theta": 500.0}
     save_tiny(tmp_path / "hub", "gpt_oss", {"rope_parameters": rope})
     write_gguf(tmp_path / "hub", tmp_path / "model.gguf")
+    assert torch.equal(logits(tmp_path / "model.gguf"), logits(tmp_path / "hub"))
+
+
+def test_a_bias_whose_name_has_no_suffix(tmp_path, monkeypatch):
+    """So llama.cpp writes Hunyuan 3."""
+    monkeypatch.setattr(mixture_files, "NAMES", {
+        pattern: "exp_probs_b" if name == "exp_probs_b.bias" else name for pattern, name in mixture_files.NAMES.items()
+    })  # fmt: skip
+    save_tiny(tmp_path / "hub", "hy_v3", {})
+    write_gguf(tmp_path / "hub", tmp_path / "model.gguf")
+    with GgufCheckpoint(tmp_path / "model.gguf") as reader:
+        assert not [name for name in reader.tensors if "exp_probs" in name]
     assert torch.equal(logits(tmp_path / "model.gguf"), logits(tmp_path / "hub"))

@@ -8,7 +8,16 @@ import pytest
 
 from pace.llm.chat import FORMATS, CallBegins, CallEnds, Reasoning, Text, ToolCall, TurnParser, read_tools
 from pace.llm.chat.events import ArgumentsPiece
-from pace.llm.chat.reasoning import COMMAND_THINKING, HARMONY_ANALYSIS, MISTRAL_THINK, THINK, detect_reasoning
+from pace.llm.chat.reasoning import (
+    APERTUS_INNER,
+    COMMAND_THINKING,
+    HARMONY_ANALYSIS,
+    HUNYUAN_THINK,
+    MISTRAL_THINK,
+    SOLAR_THINK,
+    THINK,
+    detect_reasoning,
+)
 from tests.llm.chat.turns import parse
 
 TOOLS = read_tools(
@@ -168,7 +177,8 @@ def test_python_becomes_json(written, read):
      ("o", r'"\"null\""', '"null"'), ("o", "[see below", "[see below"), ("o", '{"a": "</x>"', '{"a": "</x>"'),
      ("o", "", ""), ("m", "12", 12), ("m", "1.5", "1.5"), ("m", "twelve", "twelve"), ("m", '"12"', "12"),
      ("c", "red", "red"), ("c", "1", "1"), ("c", "null", None), ("c", "None", None), ("any", '{"a": [1]}', {"a": [1]}),
-     ("any", "a {", "a {"), ("d", "None", "None")],
+     ("any", "a {", "a {"), ("d", "None", "None"),
+     ("l", "['a', {'b': True}]", ["a", {"b": True}]), ("any", "['a']", "['a']"), ("l", "['a'", "['a'")],
 )  # fmt: skip
 def test_tagged_values_have_the_types_of_the_schema(key, written, read):
     text = f"<tool_call>\n<function=f>\n<parameter={key}>\n{written}\n</parameter>\n</function>\n</tool_call>"
@@ -221,6 +231,28 @@ def test_harmony():
     assert turn("harmony", "Hi", HARMONY_ANALYSIS).text == "Hi"
 
 
+def test_solar_open():
+    thought = "<|think|>Hm<|end|><|begin|>assistant"
+    call = '<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>f<|tool_call:args|>{"n": 1}<|tool_call:end|>'
+    found = turn("solar_open", f"{thought}<|tool_calls|>{call}{call}", SOLAR_THINK)
+    assert (found.thought, found.calls, found.text) == ("Hm", [["f", '{"n": 1}']] * 2, "")
+    assert found.ids == ["a1b2c3d4e5"] * 2 and found.ended == [0, 1]
+    found = turn("solar_open", f"{thought}<|content|>Hi {call}<|end|>", SOLAR_THINK)
+    assert (found.thought, found.text, found.calls) == ("Hm", f"Hi {call}", [])
+    begun = SOLAR_THINK.after("<|end|><|begin|>assistant")
+    assert begun == SOLAR_THINK, "each answer begins in this way"
+
+
+@pytest.mark.parametrize(("flag", "written", "read"), [
+    ("true", "12", "12"), ("false", "12", 12), ("true", "[1]", "[1]"), ("false", '"a"', "a"), ("false", "a b", "a b"),
+])  # fmt: skip
+def test_tags_that_say_if_a_value_is_text(flag, written, read):
+    text = f'<｜DSML｜parameter name="any" string="{flag}">{written}</｜DSML｜parameter>'
+    text = f'<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n{text}\n</｜DSML｜invoke>\n</｜DSML｜function_calls>'
+    found = turn("deepseek_v32", "Well. " + text)
+    assert [json.loads(arguments) for _, arguments in found.calls] == [{"any": read}] and found.ended == [0]
+
+
 def test_command():
     found = turn(
         "command", "<|START_THINKING|>Hm<|END_THINKING|><|START_RESPONSE|>Hi<|END_RESPONSE|>", COMMAND_THINKING
@@ -232,4 +264,7 @@ def test_reasoning_is_detected():
     assert detect_reasoning("{{ '[THINK]' + block['thinking'] + '[/THINK]' }}") == MISTRAL_THINK
     assert detect_reasoning("{%- if '</think>' in content %}") == THINK
     assert detect_reasoning("<|channel|>analysis<|message|>") == HARMONY_ANALYSIS
+    assert detect_reasoning("{%- set begin = '<think{}>'.format(':opensource') %}") == HUNYUAN_THINK
+    assert detect_reasoning("{%- set inner_token = '<|inner_prefix|>' -%}") == APERTUS_INNER
+    assert detect_reasoning("{{- '<|begin|>assistant<|think|>' + message.reasoning + '<|end|>' }}") == SOLAR_THINK
     assert detect_reasoning("{{ messages }}") is None

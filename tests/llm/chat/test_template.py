@@ -177,3 +177,14 @@ def test_a_conversation_without_messages(tokenizer):
 def test_what_is_no_list_of_messages(tokenizer, messages):
     with pytest.raises(TypeError, match="messages must be a list of dicts with role and content; got "):
         ChatTemplate(tokenizer).render(messages)
+
+
+def test_enable_thinking_has_other_names(tokenizer):
+    mine = copy.copy(tokenizer)
+    for name, shown in (("enable_thinking", "True"), ("thinking", "True"), ("skip_reasoning", "False")):
+        mine.chat_template = LOOP.replace("{% BODY %}", "{{ m.content }}") + "{{ " + name + " }}"
+        template, variables = ChatTemplate(mine), {"enable_thinking": True}
+        assert template.render(TALK[:1], variables=variables).endswith(shown)
+        assert template.render(TALK[:1], variables=variables | {name: "low"}).endswith("low"), "what is given stays"
+    mine.chat_template = LOOP.replace("{% BODY %}", "{{ m.content }}{{ m.thinking }}{{ thinking is defined }}")
+    assert "False" in ChatTemplate(mine).render(TALK[:1]), "nothing is set that was not given"

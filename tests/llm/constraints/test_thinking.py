@@ -199,6 +199,14 @@ def test_thoughts_that_may_follow_each_other() -> None:
     assert NAMES.index("analysis") in allowed(accept(again, "<|channel|>")), "the budget has some left"
 
 
+def test_no_more_thoughts_whose_opening_mark_is_one_token() -> None:
+    """Solar-Open has such a format. Otherwise each thought would end at once, and the next one begin."""
+    marks = Reasoning("<think>", "<|end|><|start|>assistant", repeats=True)
+    mask = accept(mask_of(2, [11], marks=marks), "<think>", "w0", "w1", "<|end|>", "<|start|>", "assistant")
+    assert OPENING not in allowed(mask) and mask.count_allowed([OPENING]) == 0
+    assert OPENING in allowed(accept(mask_of(9, [11], marks=marks), "w0"))
+
+
 def test_another_mask_holds_as_well() -> None:
     other = AllowedTokens([OPENING, CLOSING, 20, 21])
     mask = mask_of(2, [30, OPENING], other=other)

@@ -204,6 +204,7 @@ def test_bad_configs_are_told(checkpoint) -> None:
     for fields, message in [
         ({"logit_bias": {900: 1.0}}, "logit_bias"),
         ({"bad_words_ids": [[900]]}, "bad_words"),
+        ({"suppress_tokens": [900]}, "suppress_tokens"),
         ({"eos_token_id": 900}, "eos"),
         ({"logprobs": 900}, "logprobs"),
     ]:

@@ -57,6 +57,7 @@ PROCESSORS = {
         dict(bad_words_ids=[[2], [1, 4], [0, 0, 5], [3]]),
         lambda n: [hf.NoBadWordsLogitsProcessor([[2], [1, 4], [0, 0, 5], [3]], END)],
     ),
+    "suppressed": (dict(suppress_tokens=[2, 5, *END]), lambda n: [hf.SuppressTokensLogitsProcessor([2, 5, *END])]),
     "min new": (dict(min_new_tokens=4), lambda n: [hf.MinNewTokensLengthLogitsProcessor(n, 4, END)]),
     "all in order": (
         dict(

@@ -148,12 +148,19 @@ def mamba2(fields: Fields, keys: Keys) -> Fields:
 
 
 def nemotron_h(fields: Fields, keys: Keys) -> Fields:
-    """A layer has heads, or a width, or a state."""
-    widths = keys.per_layer("feed_forward_length", len(layers_of(fields)))
-    wide = MIXTURE if keys.integer("expert_count", 0) else MLP
-    types = [wide if width else kind for width, kind in zip(widths, kinds(fields, keys, LINEAR), strict=True)]
+    """A layer has heads, or a state, or a feed-forward. The converter states no width of feed-forwards that a
+    config.json calls "mlp", as transformers does. Their tensors show it."""
+    types = kinds(fields, keys, LINEAR)
+    widths = {}
+    for layer in layers_of(fields):
+        mixer = f"model.layers.{layer}.mixer"
+        if f"{mixer}.gate.weight" in keys.shapes:
+            types[layer] = MIXTURE
+        elif up := keys.shapes.get(f"{mixer}.up_proj.weight"):
+            types[layer], widths[layer] = MLP, up[0]
     return fields | {
         "layer_types": types,
+        "intermediate_size": next(iter(widths.values()), fields["intermediate_size"]),
         "mamba_head_dim": head_dim(keys),
         "use_conv_bias": keys.has_tensor("mixer.conv1d.bias"),
         "use_bias": keys.has_tensor("mixer.in_proj.bias"),

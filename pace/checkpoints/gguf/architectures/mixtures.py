@@ -34,6 +34,7 @@ from pace.checkpoints.gguf.architectures.names import (
     FUSED_QKV,
     GRANITE_MOE,
     HUNYUAN_NORMS,
+    INDEXER,
     LATENT,
     LLAMA,
     NEXTN,
@@ -49,6 +50,11 @@ DEEPSEEK = {
     "routed_scaling_factor": Key("expert_weights_scale", 1.0),
     "n_group": Key("expert_group_count", 1),
     "topk_group": Key("expert_group_used_count", 1),
+}
+INDEXED = {
+    "index_topk": Key("attention.indexer.top_k"),
+    "index_n_heads": Key("attention.indexer.head_count"),
+    "index_head_dim": Key("attention.indexer.key_length"),
 }
 NORMALISED = {"norm_topk_prob": Key("expert_weights_norm", True)}
 LIKE_DEEPSEEK = {**DEEPSEEK, **NORMALISED, "n_shared_experts": Key("expert_shared_count", 1)}
@@ -129,9 +135,10 @@ def deepseek2(fields: Fields, keys: Keys) -> Fields:
         raise keys.refused("deepseek2 without experts is not implemented")
     if keys.number("attention.temperature_scale"):  # Mistral Large 3, from Mistral's own form of checkpoints
         return mistral4(fields, keys) | {"model_type": "mistral4"}
-    # The first files of GLM-4.7-Flash do not state that its scores are sigmoids.
-    is_glm = fields["num_hidden_layers"] in (47, 48) and fields["vocab_size"] == 154880
-    gating = keys.integer("expert_gating_func", SIGMOID if is_glm else SOFTMAX)
+    # Files may not state that scores are sigmoids: the first ones of GLM-4.7-Flash, and those of a config.json without
+    # scoring_func, which transformers writes. Only sigmoids have a bias.
+    is_biased = keys.has_tensor(".e_score_correction_bias")
+    gating = keys.integer("expert_gating_func", SIGMOID if is_biased else SOFTMAX)
     if gating not in (SOFTMAX, SIGMOID):
         raise keys.refused(f"deepseek2.expert_gating_func = {gating} is not implemented")
     kind = {"model_type": "deepseek_v3"}
@@ -163,6 +170,11 @@ def mistral4(fields: Fields, keys: Keys) -> Fields:
     if keys.integer(name := "attention.temperature_length", period) != period:
         raise keys.refused(f"{keys.prefix}{name} other than rope.scaling.original_context_length is not implemented")
     return found | {"rope_scaling": scaling | {"llama_4_scaling_beta": shortest(scale)}}
+
+
+def indexed(fields: Fields, keys: Keys) -> Fields:
+    """A mixture whose tokens see chosen positions. Its scores are sigmoids."""
+    return youtu(only_sigmoids(fields, keys), keys)
 
 
 def youtu(fields: Fields, keys: Keys) -> Fields:
@@ -267,6 +279,18 @@ MIXTURES = (
             "n_shared_experts": Key("expert_shared_count"),
             "norm_topk_prob": Key("expert_weights_norm", False),
         },
+    ),
+    *(
+        Architecture(
+            name, model_type, latent=True, convert=indexed,
+            names=LATENT.but({**BIASED_EXPERTS, **NEXTN, **INDEXER}),
+            keys={
+                **LIKE_DEEPSEEK, **INDEXED,
+                "num_nextn_predict_layers": Key("nextn_predict_layers", 0),
+                "norm_topk_prob": Key("expert_weights_norm", False),
+            },
+        )
+        for name, model_type in (("deepseek32", "deepseek_v32"), ("glm-dsa", "glm_moe_dsa"))
     ),
     # A file of DeepSeek's architecture without experts is a Youtu.
     Architecture("deepseek2", "youtu", names=LATENT, latent=True, convert=youtu),

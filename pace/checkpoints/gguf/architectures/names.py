@@ -114,8 +114,11 @@ PHI2 = replace(
 GLM4 = GLM.but({"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"})
 HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 SHARED_EXPERTS = gated("mlp.shared_experts", "_shexp")
-BIASED_EXPERTS = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias", **SHARED_EXPERTS}
-"""Experts that a bias helps to choose, next to shared ones."""
+BIASED_EXPERTS = {
+    **dict.fromkeys(("exp_probs_b", "exp_probs_b.bias"), "mlp.gate.e_score_correction_bias"),
+    **SHARED_EXPERTS,
+}
+"""Experts that a bias helps to choose, next to shared ones. In files of Hunyuan 3 its name has no suffix."""
 BIASED = LLAMA.but(BIASED_EXPERTS)
 LATENT = LLAMA.but(
     {
@@ -129,6 +132,11 @@ LATENT = LLAMA.but(
         "attn_v_b": "self_attn.v_b_proj",
     }
 )
+INDEXER = {
+    f"indexer.{there}": f"self_attn.indexer.{here}"
+    for there, here in {"attn_q_b": "wq_b", "attn_k": "wk", "k_norm": "k_norm", "proj": "weights_proj"}.items()
+}
+"""Names of what chooses the positions that a token sees."""
 GPT_NEOX = TensorNames(
     {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "lm_head"},
     "gpt_neox.layers",

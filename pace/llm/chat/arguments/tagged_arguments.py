@@ -10,6 +10,7 @@ from typing import Any
 from pace.grammar.validation import is_valid, parse_json
 from pace.llm.chat.arguments.base import Reader, Reading, Rules, State
 from pace.llm.chat.arguments.json_arguments import JsonScanner
+from pace.llm.chat.arguments.python_literal import LiteralReader
 from pace.llm.chat.literals import MORE, NO, blank, match, pattern, terminals
 from pace.llm.chat.schemas import json_expression, properties, split, type_of
 from pace.llm.chat.tools import Tool
@@ -17,6 +18,8 @@ from pace.llm.chat.tools import Tool
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _CONSTANTS = {"boolean": "true|false|True|False", "null": "null|None"}
 """Values of a type, as in JSON and as in Python: some templates write earlier calls in this way."""
+_NO_TEXT: dict[str, Any] = {"not": {}}
+"""A schema with which a reader takes everything for JSON that it can."""
 
 
 @dataclass(frozen=True)
@@ -36,25 +39,60 @@ class TaggedArguments:
     padding: str = ""
     """Text around a value that does not belong to it."""
     between: str = "\n"
+    json_after: str = ""
+    """`after` of a value in JSON, if it differs from that of a string without quotes. Then no text is ambiguous."""
     quote: str = ""
 
     def write(self, values: Mapping[str, Any], tool: Tool) -> str:
         known = properties(tool)
         texts = []
         for name, value in values.items():
-            text = _Notation(known.get(name, ({}, False))[0], self.end).write(value)
-            texts.append(f"{self.before}{name}{self.after}{self.padding}{text}{self.padding}{self.end}{self.between}")
+            after, text = self._written(value, known.get(name, ({}, False))[0])
+            texts.append(f"{self.before}{name}{after}{self.padding}{text}{self.padding}{self.end}{self.between}")
         return "".join(texts)
+
+    def _written(self, value: Any, schema: Mapping[str, Any]) -> tuple[str, str]:
+        """Returns the text before and the text of a value."""
+        notation = _Notation(schema, self.end)
+        if not self.json_after:
+            return self.after, notation.write(value)
+        if isinstance(value, str) and self.end not in value and (notation.is_text or value in notation.listed):
+            return self.after, value
+        return self.json_after, json.dumps(value, ensure_ascii=False)
 
     def grammar(self, tool: Tool, rules: Rules, name: str) -> str:
         found = []
         for index, (key, (schema, required)) in enumerate(properties(tool).items()):
-            opening = terminals(self.before + "$NAME" + self.after + self.padding, rules.special, key)
-            value = self._value(schema, tool.strict, rules, f"{name}_{index}_value")
+            value = self._marked(key, schema, tool.strict, rules, f"{name}_{index}_value")
             between = f" /({pattern(self.between)})?/" if self.between else ""
-            argument = rules.add(f"{name}_{index}", f"{opening} {value}{between}")
+            argument = rules.add(f"{name}_{index}", f"{value}{between}")
             found.append(argument if required else f"{argument}?")
         return rules.add(name, " ".join(found))
+
+    def _marked(self, key: str, schema: Mapping[str, Any], strict: bool, rules: Rules, name: str) -> str:
+        """Returns the expression of an argument with its tags."""
+
+        def opening(after: str) -> str:
+            return terminals(self.before + "$NAME" + after + self.padding, rules.special, key)
+
+        if not self.json_after:
+            return f"{opening(self.after)} {self._value(schema, strict, rules, name)}"
+        values, tag = split(schema), terminals(self.padding + self.end, rules.special)
+        listed = [choice for choice in values.choices if self.end not in choice]
+        options = []
+        if values.any_text:
+            text = self._long_text(values.min_length, rules, name) if values.min_length else rules.until(name, self.end)
+            options.append(f"{opening(self.after)} {text}")
+        if listed:
+            choices = rules.add(
+                f"{name}_listed", " | ".join(f"/{pattern(choice)}/" if choice else '""' for choice in listed)
+            )
+            options.append(f"{opening(self.after)} {choices} {tag}")
+        others = [*values.others, *([{"enum": list(values.choices)}] if len(listed) < len(values.choices) else [])]
+        if others:
+            found = rules.add(f"{name}_json", " | ".join(json_expression(other, strict) for other in others))
+            options.append(f"{opening(self.json_after)} {found} {tag}")
+        return rules.add(f"{name}_any", " | ".join(options)) if len(options) > 1 else options[0]
 
     def _value(self, schema: Mapping[str, Any], strict: bool, rules: Rules, name: str) -> str:
         """Returns the expression of a value and its end tag."""
@@ -101,6 +139,8 @@ class _Notation:
         """Strings that are written without quotes, besides any text."""
         self.others = values.others
         """Schemas of values that are written as JSON."""
+        self.listed = values.choices
+        """Strings that the schema lists."""
         if not all(map(self._is_bare, values.choices)):
             self.choices, self.others = (), (*values.others, {"enum": list(values.choices)})
         self.is_string = not self.others
@@ -118,16 +158,23 @@ class _Notation:
         return json.dumps(value, ensure_ascii=False)
 
     def read(self, text: str) -> str:
-        """Converts a whole value to JSON text. JSON is kept, a Python constant is translated, and anything else is a
+        """Converts a whole value to JSON text. JSON is kept, a value of Python is translated, and anything else is a
         string. So is a text that only fits the schema as a string. Where any text is a string, a string in quotes keeps
         them, unless it would be another value without them."""
-        written = text if _is_json(text) else _PYTHON.get(text)
+        written = text if _is_json(text) else _PYTHON.get(text) or self._from_python(text)
         if written is None:
             return _quoted(text)
         value = json.loads(written)
         if self.is_text and isinstance(value, str):
             return _quoted(text) if self._is_read_alike(value) else written
         return written if not is_valid(text, self._schema) or is_valid(value, self._schema) else _quoted(text)
+
+    def _from_python(self, text: str) -> str | None:
+        """Returns the JSON of a list or dict as Python shows it; None where any text is a value, and for other text."""
+        if self.is_text or not text.startswith(("[", "{", "(")):
+            return None
+        found = LiteralReader().read(text + ")")
+        return found.piece if found.state is State.DONE and found.used == len(text) and _is_json(found.piece) else None
 
     def _is_read_alike(self, text: str) -> bool:
         """True if this text is the string that it is written as."""
@@ -167,26 +214,37 @@ class _TaggedReader:
             return Reading("", 0, State.MORE)
         if begins.end < 0:
             return Reading("}" if self._begun else "{}", start, State.DONE)
-        name, end = self._name(text, begins.end)
+        name, end, is_json = self._name(text, begins.end)
         if end < 0:
             return Reading("", 0, State.MORE if end == MORE else State.BROKEN)
-        self._notation, self._padded = _Notation(self._schemas.get(name, {}), self._tags.end), not self._tags.padding
+        schema = self._schemas.get(name, {})
+        if self._tags.json_after:
+            schema = _NO_TEXT if is_json else {"type": "string"}
+        self._notation, self._padded = _Notation(schema, self._tags.end), not self._tags.padding
         opening, quote = ", " if self._begun else "{", '"' if self._notation.is_string else ""
         self._begun = True
         return Reading(f"{opening}{json.dumps(name, ensure_ascii=False)}: {quote}", end, State.MORE)
 
-    def _name(self, text: str, start: int) -> tuple[str, int]:
-        """Returns the name and the end of `after`. The name is one of the schema's, which may have any characters, or
-        else the text up to `after`."""
+    def _name(self, text: str, start: int) -> tuple[str, int, bool]:
+        """Returns the name, the end of the tag after it, and True if that is `json_after`. The name is one of the
+        schema's, which may have any characters, or else the text up to the tag."""
         for name in self._names:
             if text.startswith(name, start):
-                end = match(self._tags.after, text, start + len(name)).end
+                end, is_json = self._after(text, start + len(name))
                 if end != NO:
-                    return name, end
+                    return name, end, is_json
             elif name.startswith(text[start:]):
-                return name, MORE
+                return name, MORE, False
         stop = text.find(self._tags.after.split()[0], start)
-        return (text[start:stop], match(self._tags.after, text, stop).end) if stop >= 0 else ("", MORE)
+        return (text[start:stop], *self._after(text, stop)) if stop >= 0 else ("", MORE, False)
+
+    def _after(self, text: str, start: int) -> tuple[int, bool]:
+        """Returns the end of the tag after a name, and True if it is `json_after`."""
+        end = match(self._tags.after, text, start).end
+        if end >= 0 or not self._tags.json_after:
+            return end, False
+        of_json = match(self._tags.json_after, text, start).end
+        return (of_json, True) if of_json != NO else (end, False)
 
     def _value(self, text: str) -> Reading:
         padding, tag = self._tags.padding, self._tags.end

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.checkpoints.gguf.config import special_tokens
 from pace.checkpoints.gguf.file import GgufFile
+from pace.llm import LLMModel
 from pace.llm.models.model_list import read_config
 from pace.tokenizer.loading import load_tokenizer
 from tests.checkpoints.gguf.checks import IDS as IDS_OF_TOKENS
@@ -123,6 +124,21 @@ def test_what_is_refused(tmp_path, name, key, value, error, message):
     with pytest.raises(error, match=message) as raised:
         GgufCheckpoint(tmp_path / "model.gguf")
     assert "model.gguf" in str(raised.value)
+
+
+def test_tokens_that_are_never_generated(tmp_path):
+    """generation_config.json of the 12B names some, and so does its file."""
+
+    def first(path):
+        with LLMModel(path, dtype="float32", progress=False) as model:
+            return model.generate([3, 4, 5], max_new_tokens=1, ignore_eos=True).generated_token_ids[0][0]
+
+    saved(tmp_path / "hub", **HELD["31b"])
+    likely = first(tmp_path / "hub")
+    (tmp_path / "hub" / "generation_config.json").write_text(json.dumps({"suppress_tokens": [likely, 900]}))
+    add = lambda writer: writer.add_array("tokenizer.ggml.suppress_tokens", [likely])
+    write_gemma4(tmp_path / "hub", tmp_path / "model.gguf", add=add)
+    assert first(tmp_path / "hub") == first(tmp_path / "model.gguf") != likely
 
 
 MARKS = ["<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", '<|"|>']

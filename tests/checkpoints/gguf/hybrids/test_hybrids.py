@@ -167,6 +167,17 @@ def test_lists_of_layers_stay_short(tmp_path):
             read_config(reader.config)
 
 
+def test_feed_forwards_whose_width_is_not_stated(tmp_path):
+    """The converter does not know the name "mlp" of transformers' config.json."""
+
+    def change(writer):
+        del writer.kv_data[0]["nemotron_h.feed_forward_length"]
+        writer.add_feed_forward_length([0, 0, 0])
+
+    written(tmp_path, "nemotron_h-mlp", add=change)
+    assert torch.equal(*(prefill(load(tmp_path / path), IDS_OF_TOKENS) for path in ("model.gguf", "hub")))
+
+
 @pytest.mark.parametrize(
     ("name", "key", "value", "error", "message"),
     [
