@@ -47,6 +47,24 @@ def test_a_model_comes_back_with_its_adapters(tmp_path):
         assert serving.ask("/lora-adapters?model=small").json == []
 
 
+def test_a_model_comes_back_without_an_adapter_whose_folder_is_gone(tmp_path, caplog):
+    for seed, name in enumerate(("one", "two"), 1):
+        save_adapter(tmp_path / name, seed)
+    with Adapted(tmp_path) as serving:
+        assert serving.ask("/lora-adapters", {"model": "chat", "name": "second", "path": "two"}).status == 200
+        poet = serving.tell("poet")
+        wait_until(lambda: not serving.loaded()["chat"])
+        (tmp_path / "two").rename(tmp_path / "gone")
+        assert serving.tell("poet") == poet and "'second' could not be loaded again" in caplog.text
+        body = {"model": "second", "prompt": "Once upon a time"}
+        reply = serving.ask("/v1/completions", body)
+        assert reply.status == 404 and "second" in reply.json["error"]["message"]
+        assert [one["name"] for one in serving.ask("/lora-adapters").json] == ["poet"]
+        wait_until(lambda: not serving.loaded()["chat"])
+        (tmp_path / "gone").rename(tmp_path / "two")
+        assert serving.ask("/v1/completions", body).status == 200
+
+
 def test_two_models_load_adapters_of_one_name_at_once(tmp_path, monkeypatch):
     for seed, name in enumerate(("one", "two"), 1):
         save_adapter(tmp_path / name, seed)
