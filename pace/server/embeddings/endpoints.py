@@ -48,6 +48,6 @@ ENCODING_ENDPOINTS: tuple[EncodingEndpoint, ...] = (
     ),
     EncodingEndpoint(("/v1/score", "/score"), ScoreRequest, forms.scores, "score-"),
     EncodingEndpoint(("/v1/classify", "/classify"), ClassifyRequest, forms.classes, "classify-"),
-    EncodingEndpoint(("/embed",), EmbedRequest, forms.bare_embeddings, "embd-"),
+    EncodingEndpoint(("/embed", "/"), EmbedRequest, forms.bare_embeddings, "embd-"),
     EncodingEndpoint(("/predict",), PredictRequest, forms.bare_predictions, "classify-"),
 )

@@ -255,8 +255,7 @@ class EmbeddingService(ModelService):
         num_tokens: list[int],
         form: Callable[[Encoded], bytes],
     ) -> tuple[Encoded, bytes]:
-        """Returns what a client gets of pooled rows or logits, as values and as a body. Runs in a worker: each call of
-        one costs more than the answer to a short text."""
+        """Returns what a client gets of pooled rows or logits, as values and as a body. Runs in a worker."""
         encoded = Encoded(self._finish(job, model, rows), num_tokens)
         if not torch.isfinite(encoded.values).all():
             raise ApiError(500, "the model computed values that are not finite")
