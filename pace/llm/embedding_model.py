@@ -256,7 +256,7 @@ class EmbeddingModel:
             task = self._pair_prompt or None if instruction is None else instruction
             return self._prompt.pairs(_read_pairs(pairs), task, truncate)
         if instruction is not None:
-            raise ValueError(f"instruction has no place in the pairs of {self.name}; leave it out")
+            raise ValueError("instruction has no place in the pairs of this model; leave it out")
         return encoder.pairs(_read_pairs(pairs, self._pair_prompt), truncate)
 
     def tokenize_to_classify(self, texts: Texts | Pairs, truncate: bool = False) -> list[TextTokens]:

@@ -156,7 +156,8 @@ async def adapters(pool: ModelPool, request: Request) -> Any:
 
 async def unload_adapter(pool: ModelPool, request: Request) -> Any:
     name = request.path_params["name"]
-    _service(pool, request).adapters.unload(name)
+    owner = name if name in pool.names else None
+    pool.find(request.query_params.get("model", owner)).adapters.unload(name)
     return {"object": "adapter", "name": name, "deleted": True}
 
 

@@ -94,8 +94,8 @@ class Endpoint:
                     request, headers = await pool.shared.work(read) if len(body) > LARGE else read()
                     num_bytes = len(body)
                     del body, read
-                    self._check_task(pool.find(request.model))
-                    async with pool.use(request.model) as service:
+                    self._check_task(pool.find(request.model, self.task))
+                    async with pool.use(request.model, self.task) as service:
                         if num_bytes > service.max_body_bytes:
                             raise ApiError(413, f"the body may have at most {service.max_body_bytes} bytes")
                         await service.fetch_images(request, lambda fetched: check(num_bytes + fetched))

@@ -179,8 +179,8 @@ def _read_modules(directory: Path) -> dict[str, Any]:
             fields |= {"answers": _read_answers(folder / "config.json")}
         else:
             raise NotImplementedError(
-                f"{path}: module {number}, {shown(module.get('type'))}, is not implemented in this place; implemented: "
-                "Transformer, then Pooling, Dense and Normalize, or LogitScore"
+                f"{path}: module {number}, {shown(kind)}, is not implemented in this place; implemented: Transformer, "
+                "then Pooling, Dense and Normalize, or LogitScore"
             )
     if after and "pooling" not in fields:
         raise NotImplementedError(f"{path} has no Pooling; vectors of single tokens are not implemented")

@@ -347,10 +347,10 @@ def find_family(raw: Any, embeds: bool = False) -> type[BaseModelForCausalLM]:
 
 def _stem(name: str) -> str:
     """Common stem of names: `llama` for `LlamaForCausalLM`, `LLaMAForCausalLM`, `LlamaModel` and `llama`.
-    `gemma3` for `Gemma3ForConditionalGeneration` and `gemma3_text`; `gpt2` for `GPT2LMHeadModel`; `gptneox` for
-    `gpt_neox`."""
+    `gemma3` for `Gemma3ForConditionalGeneration`, `Gemma3TextModel` and `gemma3_text`; `gpt2` for `GPT2LMHeadModel`;
+    `gptneox` for `gpt_neox`."""
     stem = name.lower()
-    for suffix in ("forcausallm", "forconditionalgeneration", "lmheadmodel", "model", "_text"):
+    for suffix in ("forcausallm", "forconditionalgeneration", "lmheadmodel", "textmodel", "model", "_text"):
         stem = stem.removesuffix(suffix)
     stem = stem.replace("_", "")
     return OTHER_STEMS.get(stem, stem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from pace.llm.clients.adapters import Adapters, Choice, LoadedAdapter, NameTaken
 from pace.llm.sequence import AdapterKey
 from pace.server.errors import ApiError, invalid
 from pace.server.options import ServeOptions
+
+logger = logging.getLogger("pace")
 
 OFF = "adapters are not loaded over HTTP here (start the server with --lora-dir DIR, and send a path inside of DIR)"
 
@@ -37,10 +40,20 @@ class ServedAdapters:
         """Held while an adapter is kept or dropped: a client may unload one while the model is loaded again."""
 
     def attach(self, adapters: Adapters) -> None:
-        """Loads the adapters into a model that was loaded. Raises the errors of `Adapters.load`."""
+        """Loads the adapters into a model that was loaded. Raises the errors of `Adapters.load`.
+
+        An adapter that the model had before, and that cannot be loaded any more, is left out with a warning: requests
+        that name it get 404, and all others are answered."""
         self._of_model = adapters
         for name, path in list(self._paths.items()):
-            loaded = adapters.load(path, name)
+            try:
+                loaded = adapters.load(path, name)
+            except (NotImplementedError, OSError, ValueError) as error:
+                if name not in self._numbers:
+                    raise
+                logger.warning("the adapter %r could not be loaded again: %s", name, error)
+                self._loaded.pop(name, None)
+                continue
             with self._lock:
                 if name in self._paths:
                     self._add(name, loaded)

@@ -34,10 +34,10 @@ class EncodingEndpoint(Endpoint):
         name = service.check_model(request.model)
         job = request.to_job(service.limits)
         client = scope.get("pace") or {}
-        encoded = await service.encode(job, client.get("salt"), client.get("key"))
-        Access.of(scope).answer = encoded
         envelope = Envelope.new(self.id_prefix, name, "")
-        body = await service.work(lambda: dumps(self.form(request, encoded, envelope, service.labels)))
+        form = lambda encoded: dumps(self.form(request, encoded, envelope, service.labels))
+        encoded, body = await service.encode(job, form, client.get("salt"), client.get("key"))
+        Access.of(scope).answer = encoded
         await http.send_bytes(send, body, headers={"content-type": "application/json", **headers})
 
 
@@ -48,6 +48,6 @@ ENCODING_ENDPOINTS: tuple[EncodingEndpoint, ...] = (
     ),
     EncodingEndpoint(("/v1/score", "/score"), ScoreRequest, forms.scores, "score-"),
     EncodingEndpoint(("/v1/classify", "/classify"), ClassifyRequest, forms.classes, "classify-"),
-    EncodingEndpoint(("/embed",), EmbedRequest, forms.bare_embeddings, "embd-"),
+    EncodingEndpoint(("/embed", "/"), EmbedRequest, forms.bare_embeddings, "embd-"),
     EncodingEndpoint(("/predict",), PredictRequest, forms.bare_predictions, "classify-"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -181,8 +181,15 @@ class EmbeddingService(ModelService):
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
-    async def encode(self, job: EncodingJob, salt: str | None = None, key: str | None = None) -> Encoded:
-        """Returns the values of a job. `salt` and `key` are the client's. Raises ApiError."""
+    async def encode(
+        self,
+        job: EncodingJob,
+        form: Callable[[Encoded], bytes],
+        salt: str | None = None,
+        key: str | None = None,
+    ) -> tuple[Encoded, bytes]:
+        """Returns the values of a job, and the body that `form` makes of them in a worker. `salt` and `key` are the
+        client's. Raises ApiError."""
         model = self.loaded
         self.check_priority(job.priority)
         self._check(job, model)
@@ -191,9 +198,10 @@ class EmbeddingService(ModelService):
             texts = [replace(text, cache_salt=salt) for text in await self._read(job)]
             num_tokens = [len(text.tokens) for text in texts]
             async with self.admission.rows(min(len(texts), MAX_ROWS), sum(num_tokens), job.priority):
-                values = await self._compute(job, model, texts)
+                rows = await self._compute(job, model, texts)
+            answer = await self.work(self._answer, job, model, rows, num_tokens, form)
         self._metrics.ended(num_tokens, time.perf_counter() - begin)
-        return Encoded(values, num_tokens)
+        return answer
 
     def _check(self, job: EncodingJob, model: EmbeddingModel) -> None:
         """Raises ApiError if the model cannot do what a job asks for."""
@@ -229,21 +237,32 @@ class EmbeddingService(ModelService):
         return texts
 
     async def _compute(self, job: EncodingJob, model: EmbeddingModel, texts: list[TextTokens]) -> Tensor:
-        """Returns float32 rows for texts that have a place in the model. Raises ApiError, and the error of a step."""
+        """Returns pooled rows or logits of texts that have a place in the model. Raises ApiError, and the error of a
+        step."""
         submit = model.submit_rows if job.what == EMBED else model.submit_logits
         try:
-            rows = await run_in_parts(submit, texts)
-            values = await self.work(self._finish, job, model, rows)
+            return await run_in_parts(submit, texts)
         except (RuntimeError, ValueError) as error:
             if why_unwell(model.embedder.driver) is None:
                 raise  # a step failed, whose details are for the log; the model goes on
             raise ApiError(503, str(error)) from error
-        if not torch.isfinite(values).all():
+
+    def _answer(
+        self,
+        job: EncodingJob,
+        model: EmbeddingModel,
+        rows: Tensor,
+        num_tokens: list[int],
+        form: Callable[[Encoded], bytes],
+    ) -> tuple[Encoded, bytes]:
+        """Returns what a client gets of pooled rows or logits, as values and as a body. Runs in a worker."""
+        encoded = Encoded(self._finish(job, model, rows), num_tokens)
+        if not torch.isfinite(encoded.values).all():
             raise ApiError(500, "the model computed values that are not finite")
-        return values
+        return encoded, form(encoded)
 
     def _finish(self, job: EncodingJob, model: EmbeddingModel, rows: Tensor) -> Tensor:
-        """Returns what a client gets of pooled rows, or of logits."""
+        """Returns float32 values of pooled rows, or of logits."""
         if job.what == EMBED:
             return model.finish_rows(rows, job.dimensions or self.options.dimensions, job.normalise)
         if not job.use_activation:

@@ -62,7 +62,7 @@ class ModelPool:
     """
 
     def __init__(self, options: ServeOptions, models: Sequence[HostedModel], shared: Shared) -> None:
-        """`models` are those of `options.entries`. The first answers requests without a name."""
+        """`models` are those of `options.entries`. The first one for a task answers its requests without a name."""
         self.options = options
         self.limits = options.limits
         self.shared = shared
@@ -101,13 +101,14 @@ class ModelPool:
         """Names of all models."""
         return [name for model in self.models for name in model.names]
 
-    def find(self, name: str | None) -> HostedModel:
-        """Returns the model of a name, loaded or not; the first without one. Raises ApiError 404."""
-        return self._slot(name).model
+    def find(self, name: str | None, task: str | None = None) -> HostedModel:
+        """Returns the model of a name, loaded or not. Without a name, it is the first that is for the task, or else the
+        first of all. Raises ApiError 404."""
+        return self._slot(name, task).model
 
-    def _slot(self, name: str | None) -> Slot:
+    def _slot(self, name: str | None, task: str | None = None) -> Slot:
         if name is None:
-            return self._slots[0]
+            return next((slot for slot in self._slots if slot.model.task == task), self._slots[0])
         if len(name) > self.limits.name_characters:
             raise invalid("model", f"must have at most {self.limits.name_characters} characters")
         if (found := next((slot for slot in self._slots if name in slot.model.names), None)) is not None:
@@ -166,12 +167,12 @@ class ModelPool:
     # -- use -----------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def use(self, name: str | None) -> AsyncIterator[HostedModel]:
-        """Yields the model of a name, loaded, and keeps it loaded until the block ends.
+    async def use(self, name: str | None, task: str | None = None) -> AsyncIterator[HostedModel]:
+        """Yields the model that `find` returns, loaded, and keeps it loaded until the block ends.
 
         Waits for a load up to `max_wait` seconds. Raises ApiError 404 for an unknown name. Raises 503 if the model is
         not loaded by then, if it cannot be loaded, or if the server shuts down."""
-        slot = self._slot(name)
+        slot = self._slot(name, task)
         slot.num_users += 1
         self._stop_clock(slot)
         try:

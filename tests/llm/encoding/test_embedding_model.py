@@ -388,9 +388,9 @@ def test_settings_are_checked_before_weights_are_read(tmp_path):
 
 def test_models_of_other_modules_are_refused_by_name_without_a_config_json(tmp_path):
     for kind in ("StaticEmbedding", "Router", "WordEmbeddings", "Pooling"):
-        module = {"idx": 0, "path": f"0_{kind}", "type": f"sentence_transformers.{kind}"}
-        write_json(tmp_path / "modules.json", [module])
-        with pytest.raises(NotImplementedError, match=f"module 0, 'sentence_transformers.{kind}'"):
+        of_version_6 = f"sentence_transformers.sentence_transformer.modules.{kind.lower()}.{kind}"
+        write_json(tmp_path / "modules.json", [{"idx": 0, "path": f"0_{kind}", "type": of_version_6}])
+        with pytest.raises(NotImplementedError, match=f"module 0, '{kind}'"):
             load(tmp_path)
 
 

@@ -18,12 +18,13 @@ from tests.waiting import wait_until
 
 
 class Adapted(SeveralServing):
-    """Two models. The first has an adapter, and is unloaded when idle."""
+    """Two models. One has an adapter, and is unloaded when idle."""
 
-    def __init__(self, folder) -> None:
+    def __init__(self, folder, is_first: bool = True) -> None:
         super().__init__()
         chat = ModelEntry(("chat",), str(TINY), Namespace(lora=[("poet", folder / "one")]), idle_unload=0.2)
-        entries = (chat, ModelEntry(("small",), str(TINY_DRAFT)))
+        small = ModelEntry(("small",), str(TINY_DRAFT))
+        entries = (chat, small) if is_first else (small, chat)
         self.options = ServeOptions(str(TINY), models=entries, lora_dir=folder)
         self.pool = ModelPool.make(self.options, self._make)
 
@@ -45,6 +46,24 @@ def test_a_model_comes_back_with_its_adapters(tmp_path):
             assert [serving.tell(name) for name in (name, *names)] == [before[names.index(name)], *before]
         assert [one["name"] for one in serving.ask("/lora-adapters").json] == ["poet", "second"]
         assert serving.ask("/lora-adapters?model=small").json == []
+
+
+def test_a_model_comes_back_without_an_adapter_whose_folder_is_gone(tmp_path, caplog):
+    for seed, name in enumerate(("one", "two"), 1):
+        save_adapter(tmp_path / name, seed)
+    with Adapted(tmp_path) as serving:
+        assert serving.ask("/lora-adapters", {"model": "chat", "name": "second", "path": "two"}).status == 200
+        poet = serving.tell("poet")
+        wait_until(lambda: not serving.loaded()["chat"])
+        (tmp_path / "two").rename(tmp_path / "gone")
+        assert serving.tell("poet") == poet and "'second' could not be loaded again" in caplog.text
+        body = {"model": "second", "prompt": "Once upon a time"}
+        reply = serving.ask("/v1/completions", body)
+        assert reply.status == 404 and "second" in reply.json["error"]["message"]
+        assert [one["name"] for one in serving.ask("/lora-adapters").json] == ["poet"]
+        wait_until(lambda: not serving.loaded()["chat"])
+        (tmp_path / "gone").rename(tmp_path / "two")
+        assert serving.ask("/v1/completions", body).status == 200
 
 
 def test_two_models_load_adapters_of_one_name_at_once(tmp_path, monkeypatch):
@@ -86,6 +105,15 @@ def test_an_adapter_is_unloaded_while_its_model_comes_back(tmp_path, monkeypatch
         monkeypatch.undo()
         assert serving.ask("/lora-adapters").json == [] and serving.pool.find("chat").generator.adapters.loaded == []
         assert serving.ask("/lora-adapters", {"model": "chat", "name": "poet", "path": "two"}).status == 200
+
+
+def test_an_adapter_is_unloaded_by_its_name_alone(tmp_path):
+    save_adapter(tmp_path / "one", 1)
+    with Adapted(tmp_path, is_first=False) as serving:
+        assert serving.ask("/lora-adapters/poet?model=small", None, "DELETE").status == 404
+        assert serving.ask("/lora-adapters/chat", None, "DELETE").status == 404
+        assert serving.ask("/lora-adapters/poet", None, "DELETE").status == 200
+        assert serving.ask("/lora-adapters?model=chat").json == []
 
 
 def test_adapters_of_the_command_line_need_one_model(tmp_path):

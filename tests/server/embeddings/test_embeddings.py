@@ -84,6 +84,7 @@ def test_settings(served):
         assert raw == [row_of((BEGIN, 4, END), WIDTH).tolist()]
     assert vectors(served.embed("w4", embd_normalize=2)) == vectors(served.embed("w4"))
     tei = served.ask("/embed", {"inputs": ["w4", "w5"], "normalize": True, "truncate": True})
+    assert served.ask("/", {"inputs": ["w4", "w5"], "normalize": True, "truncate": True}).json == tei.json
     assert tei.json == vectors(served.embed(["w4", "w5"]))
 
 

@@ -54,7 +54,9 @@ def test_vectors_and_texts_at_once_and_after_an_unload(tmp_path: Path):
         for client in clients:
             client.join()
         assert not wrong
-        assert several.ask("/v1/embeddings", {"input": TEXTS}).status == 400  # the first model generates
+        assert several.ask("/v1/embeddings", {"input": TEXTS}).json["model"] == "embed"  # the first that has the path
+        assert several.complete("x").json["model"] == "chat"
+        assert several.ask("/v1/embeddings", {"model": "chat", "input": TEXTS}).status == 400
         assert several.ask("/v1/completions", {"model": "embed", "prompt": "x"}).status == 400
         wait_until(lambda: several.loaded() == {"chat": False, "embed": False})
         assert embed() == vectors and several.loaded() == {"chat": False, "embed": True}

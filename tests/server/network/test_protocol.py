@@ -270,11 +270,12 @@ def test_refusals_have_a_request_id():
         assert headers["x-request-id"] == headers["request-id"] == "mine"
 
 
-def test_the_system_probes_silent_peers():
+def test_the_system_sends_at_once_and_probes_silent_peers():
     with serving(write_seconds=7) as running, running.connect():
         wait_until(lambda: running.connections)
         (connection,) = running.connections
         accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000

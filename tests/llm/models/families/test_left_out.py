@@ -23,3 +23,12 @@ def test_every_causal_language_model_of_transformers_is_implemented_or_refused_w
             assert re.search(message, str(error)), (model_type, str(error))
     refused = [name for names in LEFT_OUT.values() for name in names]
     assert len(set(refused)) == len(refused) and not set(refused) & MODEL_LIST.keys()
+
+
+@pytest.mark.parametrize("name", ["Gemma3TextModel", "Qwen3VLTextModel", "Gemma4TextModel"])
+def test_bare_text_models_are_those_of_their_families(name):
+    """Their model_type is that of the class with a head."""
+    import transformers
+
+    model_type = getattr(transformers, name).config_class.model_type
+    assert find_family({"architectures": [name]}, embeds=True) is find_family({"model_type": model_type}, embeds=True)
