@@ -198,6 +198,8 @@ class EmbeddingModel:
         those of `score`. A causal model computes the query once for all documents."""
         if not isinstance(query, str):
             raise TypeError(f"query must be a string; got {type(query).__name__}")
+        if isinstance(documents, str):
+            raise TypeError(f"documents must be a list of strings; got the string {shown(documents)}")
         scores = self.score([(query, text) for text in _read_texts(documents, "documents")], truncate, instruction)
         return [(index, score) for index, score in _best_first(scores.tolist())]
 
