@@ -17,6 +17,8 @@ ROOT = Path("/")
 
 MAP_NORESERVE = 0x4000
 """Value on Linux x86-64. Python's mmap module only names it from 3.13 on."""
+MADV_POPULATE_WRITE = 23
+"""Value on Linux."""
 
 
 def reserve(num_bytes: int, huge_pages: bool = False) -> mmap.mmap:
@@ -29,6 +31,14 @@ def reserve(num_bytes: int, huge_pages: bool = False) -> mmap.mmap:
     if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def populate(address: int, num_bytes: int) -> None:
+    """Makes the pages of a range of reserved memory resident, and does not change their contents. Releases the GIL, so
+    that several threads may do this at once. Does nothing on Linux before 5.14."""
+    begin = address - address % mmap.PAGESIZE
+    size = ctypes.c_size_t(address + num_bytes - begin)
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), size, MADV_POPULATE_WRITE)
 
 
 class ReusedPages:

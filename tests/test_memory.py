@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +19,7 @@ from pace.memory import (
     format_bytes,
     give_back_code,
     parse_bytes,
+    populate,
     reserve,
     resident_bytes,
 )
@@ -227,3 +232,21 @@ def test_pages_are_used_again_once_nothing_refers_to_them():
     del second
     assert torch.frombuffer(pages.take(4096), dtype=torch.float32).data_ptr() == place
     assert len(pages.take(16384)) == 16384
+
+
+def resident_pages(memory: mmap.mmap) -> list[bool]:
+    pages = (ctypes.c_ubyte * (len(memory) // mmap.PAGESIZE))()
+    address = ctypes.c_void_p(np.frombuffer(memory, np.uint8).ctypes.data)
+    assert not ctypes.CDLL(None).mincore(address, ctypes.c_size_t(len(memory)), pages)
+    return [page % 2 == 1 for page in pages]
+
+
+def test_populated_pages_are_resident_and_unchanged() -> None:
+    """Also the pages at the ends of the range, and no others."""
+    page = mmap.PAGESIZE
+    memory = reserve(8 * page)
+    memory[2 * page + 5] = 7
+    populate(np.frombuffer(memory, np.uint8).ctypes.data + 3 * page - 1, 2 * page)
+    if tuple(map(int, os.uname().release.split(".")[:2])) >= (5, 14):
+        assert resident_pages(memory) == [False, False, True, True, True, False, False, False]
+    assert memory[2 * page + 5] == 7 and sum(memory[:]) == 7

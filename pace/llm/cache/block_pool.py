@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from array import array
 from collections import Counter
@@ -11,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from pace.batch import BLOCK_SIZE, KVSpec, LayerBlocks
+from pace.memory import populate
 
 
 def num_blocks_of(num_tokens: int) -> int:
@@ -189,6 +191,13 @@ class BlockPool(Pool):
         """Writes `contents [blocks, num_bytes]` to the first bytes of blocks of one holder. `kv` must have been
         accessed."""
         self._bytes[np.asarray(blocks, np.int64), : contents.shape[1]] = contents
+
+    def populate(self, blocks: Sequence[int]) -> None:
+        """Makes the memory of blocks resident, and does not change it. Any thread may call it, also for blocks of
+        others."""
+        for _, run in itertools.groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
+            first, *rest = (block for _, block in run)
+            populate(self._bytes[first].ctypes.data, (1 + len(rest)) * self._bytes.shape[1])
 
 
 def weakly(method: Callable[[int], None]) -> Callable[[int], None]:

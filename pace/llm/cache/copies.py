@@ -114,6 +114,13 @@ def take_room(cache: CacheManager, sequence: Sequence, extent: Extent) -> bool:
     return True
 
 
+def prepare_room(cache: CacheManager, sequence: Sequence, piece: Piece) -> None:
+    """Makes the memory of a piece resident before `write_piece`. Any thread may call it, also if others have taken the
+    room meanwhile."""
+    for table in sequence.block_tables[piece.group :][:1] if piece.group >= 0 else ():
+        cache.pool.populate([block for block in table[piece.start : piece.stop] if block >= 0])
+
+
 def write_piece(cache: CacheManager, sequence: Sequence, piece: Piece, data: memoryview, num_tokens: int) -> None:
     """Writes a piece of a sequence of `num_tokens` computed positions to the room of `take_room`."""
     if piece.group == STATES:

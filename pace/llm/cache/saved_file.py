@@ -17,7 +17,7 @@ import secrets
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import cycle
@@ -110,16 +110,22 @@ class SavedFile:
             raise self.refused(f"its contents are damaged (bytes from {start:,} on); {AGAIN}")
         return data
 
-    def pieces(self, first: int) -> Iterator[memoryview]:
+    def pieces(self, first: int, prepare: Callable[[int], None] = lambda number: None) -> Iterator[memoryview]:
         """Yields all pieces from number `first` on, each valid until the next. Reads and checks some ahead, on other
-        threads. All share the same memory, because new pages take longer to get than to fill."""
+        threads, which call `prepare` with the number of each before. All share the same memory, because new pages take
+        longer to get than to fill."""
+
+        def read(number: int, place: memoryview) -> memoryview:
+            prepare(number)
+            return self.piece(number, place)
+
         room = max([1, *self.sizes[first:]])
         memory = memoryview(reserve(READ_AHEAD * room, huge_pages=True))
         places = cycle(memory[start : start + room] for start in range(0, len(memory), room))
         ahead: deque[Future[memoryview]] = deque()
         with ThreadPoolExecutor(READ_AHEAD) as pool:
             for number, place in zip(range(first, len(self.sizes)), places):
-                ahead.append(pool.submit(self.piece, number, place))
+                ahead.append(pool.submit(read, number, place))
                 if len(ahead) == READ_AHEAD:
                     yield ahead.popleft().result()
             while ahead:

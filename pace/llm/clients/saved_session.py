@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
 
-from pace.llm.cache.copies import Extent, Piece, enter_room, read_piece, take_room, write_piece
+from pace.llm.cache.copies import Extent, Piece, enter_room, prepare_room, read_piece, take_room, write_piece
 from pace.llm.cache.groups import first_kept
 from pace.llm.cache.identity import ModelIdentity
 from pace.llm.cache.room import Room
@@ -145,7 +145,9 @@ def load(driver: EngineDriver, sequence: Sequence, path: Path) -> bytes:
             )
         num_tokens = saved.extent.num_tokens
         has_room = _call(driver, lambda engine: _begin(engine, sequence, saved))
-        of_cache = file.pieces(2 + len(whole_media(saved.media)))
+        first = 2 + len(whole_media(saved.media))
+        cache = driver.engine.cache
+        of_cache = file.pieces(first, lambda number: prepare_room(cache, sequence, pieces[number - first]))
         for piece, data in zip(pieces, of_cache, strict=True):  # checks all, also without room
             if has_room:
                 write = partial(_write, sequence=sequence, piece=piece, data=data, num_tokens=num_tokens)

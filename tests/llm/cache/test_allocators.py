@@ -10,6 +10,7 @@ import torch
 from pace.assets import TINY
 from pace.batch import BLOCK_SIZE, KVSpec, Positions
 from pace.llm import LLMModel
+from pace.llm.cache import block_pool
 from pace.llm.cache.contiguous import COPY_COST, balanced_rows
 from pace.llm.cache.manager import CacheManager
 from pace.llm.sequence import Sequence
@@ -174,6 +175,15 @@ def test_where_the_shared_part_is_full_the_source_stays() -> None:
     write(cache, target, 33)
     assert blocks_of(target)[0] not in before
     cache.check_integrity([source, target])
+
+
+def test_the_memory_of_blocks_is_populated_in_runs(monkeypatch) -> None:
+    cache, found = make_cache(20), []
+    cache.kv  # noqa: B018 (allocates the memory)
+    monkeypatch.setattr(block_pool, "populate", lambda address, num_bytes: found.append((address, num_bytes)))
+    cache.pool.populate([5, 6, 7, 3, 4, 9, 9])
+    start, size = cache.pool._bytes.ctypes.data, SPEC.block_bytes
+    assert found == [(start + first * size, count * size) for first, count in ((5, 3), (3, 2), (9, 1), (9, 1))]
 
 
 def test_check_integrity_sees_a_run_that_is_none() -> None:
