@@ -24,8 +24,11 @@ TINY = Path(__file__).parents[3] / "pace" / "assets" / "tiny" / "tokenizer.json"
 END = "<|end|>"
 PLAIN = "\ue000"
 """Marker put into random values so that they are not read as special tokens. It is removed before comparisons."""
-ALIKE = ("granite3", "functools", "nemotron", "apriel", "llama4")
-"""Formats that differ from phi4_mini or lfm2 only in their marks."""
+ALIKE = (
+    *("granite3", "functools", "nemotron", "apriel", "llama4", "apertus", "olmo3"),
+    *("hunyuan3_open", "hunyuan3", "deepseek_v4", "solar_open"),
+)
+"""Formats that differ from phi4_mini, lfm2, glm45, deepseek_v32, kimi or command only in their marks."""
 FORMAT_NAMES = sample(list(FORMATS), always=lambda name: name not in ALIKE)
 _SPECIAL = re.compile(r'<[|｜/]?[\w|｜▁:/"]+[|｜]?>|\[/?[A-Z_]+\]')
 
