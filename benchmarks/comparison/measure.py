@@ -106,7 +106,6 @@ class Comparison:
 
     def __init__(self, plan: Plan, results: Results) -> None:
         self.plan, self.results, self.group = plan, results, 0
-        self.is_crowded = False  # the runtimes of the group do not fit in memory together
         plan.folder.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> None:
@@ -184,7 +183,6 @@ class Comparison:
                 while waiting and (self._resident_bytes(waiting[0]) <= left or len(group) == len(ours)):
                     left -= self._resident_bytes(waiting[0])
                     group.append(waiting.pop(0))
-                self.is_crowded = left < 0
                 if group:
                     yield dtype, group
                 if not waiting:
@@ -261,9 +259,7 @@ class Comparison:
     ) -> Run:
         """Runs a subject once. The limits before and after it are added to `seen`."""
         worker = workers[id(subject)]
-        if (
-            self.is_crowded and not RUNTIMES[subject.runtime].is_program
-        ):  # reads the weights again that others displaced
+        if not RUNTIMES[subject.runtime].is_program:  # the system may have taken mapped weights while others ran
             worker.ask("run", prompts=self._prompts(scenario, seed=0), generated=1)
         before = self._limits()
         busy, own, began = _busy_seconds(), worker.cpu_seconds(), time.perf_counter()
