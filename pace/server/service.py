@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -269,9 +269,11 @@ class Service(ModelService):
                     compiled = await self._grammar_workers.compile(
                         generator.constraints.grammars, config.grammar, param
                     )
-            async with self.shared.media_workers.prepared(prompts):
+            async with AsyncExitStack() as held:
+                await held.enter_async_context(self.shared.media_workers.prepared(prompts))
                 if self.prefixes is not None and not adapter:
-                    await self.prefixes.restore(prompts, joined_salt(salt, job.cache_salt))
+                    prefixes = self.prefixes.restored(prompts, joined_salt(salt, job.cache_salt))
+                    await held.enter_async_context(prefixes)
                 if prepared is None:
                     prepared = await self.work(self._prepare, generator, job, prompts, config, turn, salt, adapters)
                 del compiled, prompts  # kept until here, so that a grammar is not compiled again

@@ -56,6 +56,18 @@ def test_a_later_server_answers_from_a_kept_prefix(tmp_path: Path, generator: Ge
     other.driver.close()
 
 
+def test_a_prefix_that_the_prefix_cache_cannot_keep_is_used_whole(tmp_path: Path, generator: Generator) -> None:
+    """Each request loads it, and all of it is in the cache until the answer ends."""
+    with served(generator, tmp_path) as serving:
+        kept = serving.ask("/prefixes", {"name": "fox", "messages": SYSTEM}).json["tokens"]
+    two_blocks = 2 * generator.engine.cache.spec.block_bytes
+    small = make_generator(kv_cache_bytes="16MiB", prefix_cache_bytes=two_blocks)
+    with served(small, tmp_path) as serving:
+        for _ in range(2):
+            assert cached(serving, [*SYSTEM, QUESTION])[0] == kept > 32
+    small.driver.close()
+
+
 def test_a_document_at_the_start_of_a_question(tmp_path: Path, generator: Generator) -> None:
     with served(generator, tmp_path) as serving:
         messages = [{"role": "user", "content": STORY}]

@@ -15,6 +15,7 @@ from pace.naming import counted
 
 if TYPE_CHECKING:
     from pace.llm import LLMModel
+    from pace.llm.clients.session import Session
 
 
 def check_folder(path: str) -> None:
@@ -32,6 +33,8 @@ class KeptConversation:
     def __init__(self, path: str, model: LLMModel, conversation: Conversation, notice: Callable[[str], None]) -> None:
         """Raises ValueError for a file of another model, or without a conversation."""
         self._path, self._model, self._conversation, self._notice = Path(path).expanduser(), model, conversation, notice
+        self._loaded: Session | None = None
+        """Holds what the file has in the cache, which may be more than the prefix cache keeps of it."""
         if self._path.exists():
             self._read()
         self._before = conversation.messages
@@ -42,7 +45,7 @@ class KeptConversation:
         generator = self._model.generator
         with generator.adapters.using(self._conversation.adapter) as adapter:
             session, note = Session.load(generator.driver, self._path, adapter=adapter)
-        session.close()  # the prefix cache keeps its blocks for the next question
+        self._loaded = session
         try:
             self._conversation.resume(from_saved(parse_json(note, "its conversation")))
         except (TypeError, ValueError, RecursionError) as error:
@@ -50,10 +53,14 @@ class KeptConversation:
         self._notice(f"({counted(len(self._conversation.messages), 'message')} from {self._path})")
 
     def write(self) -> None:
-        """Writes the conversation. Raises OSError if the file cannot be written."""
+        """Writes the conversation, and ends the use of the file. Raises OSError if it cannot be written."""
         messages = self._conversation.messages
-        if messages is self._before or messages == self._before:
-            return
+        if messages is not self._before and messages != self._before:
+            self._write(messages)
+        if self._loaded is not None:
+            self._loaded.close()
+
+    def _write(self, messages: list[dict]) -> None:
         note = json.dumps(to_saved(messages), ensure_ascii=False).encode()
         from pace.llm.inputs import Prompts
 

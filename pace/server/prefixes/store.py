@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pace.batch import BLOCK_SIZE
 from pace.llm.cache.prefix_cache import NoPrefixCache
@@ -30,6 +32,7 @@ from pace.server.prefixes.names import FILE, file_of, hashed
 
 logger = logging.getLogger("pace")
 
+T = TypeVar("T")
 OFF = "prefixes are not kept here; start the server with --prefix-dir DIR"
 
 
@@ -90,7 +93,7 @@ class Prefixes:
                 logger.warning("a kept prefix is not used: %s", error)
 
     def attach(self, driver: EngineDriver | None) -> None:
-        """Goes on with the model loaded anew, or without it: `save` and `restore` need it."""
+        """Goes on with the model loaded anew, or without it: `save` and `restored` need it."""
         self._driver = driver
 
     def close(self) -> None:
@@ -121,12 +124,17 @@ class Prefixes:
             )
         await self._run(lambda: self._delete(path))
 
-    async def restore(self, prompts: list[Prompt], salt: str | None) -> None:
-        """Loads the longest kept prefix of each prompt, unless the prefix cache has it. Media are decoded."""
+    @asynccontextmanager
+    async def restored(self, prompts: list[Prompt], salt: str | None) -> AsyncIterator[None]:
+        """Loads the longest kept prefix of each prompt, unless the prefix cache has it. Within the block, the cache
+        holds each as long as it has room, also more of it than the prefix cache keeps. Media are decoded."""
         given = [(prompt.tokens, prompt.media) for prompt in prompts]
         found = {prefix.path: (prefix, media) for tokens, media in given if (prefix := self._find(tokens, media, salt))}
-        for prefix, media in found.values():
-            await self._run(lambda prefix=prefix, media=media: self._restore(prefix, media, salt))
+        with ExitStack() as held:
+            for prefix, media in found.values():
+                load = partial(self._restore, prefix, media, salt)
+                held.enter_context(await self._run(load))
+            yield
 
     def _find(self, tokens: list[int], media: tuple[MediaSpan, ...], salt: str | None) -> Prefix | None:
         own, keys = hashed(salt), _keys(media)
@@ -140,8 +148,8 @@ class Prefixes:
         ]
         return max(found, key=lambda prefix: len(prefix.tokens), default=None)
 
-    async def _run(self, work: Callable[[], None]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     # -- on the thread -------------------------------------------------------------------------------------------------
 
@@ -181,14 +189,15 @@ class Prefixes:
         self._known.pop(path, None)
         path.unlink(missing_ok=True)
 
-    def _restore(self, prefix: Prefix, media: tuple[MediaSpan, ...], salt: str | None) -> None:
+    def _restore(self, prefix: Prefix, media: tuple[MediaSpan, ...], salt: str | None) -> AbstractContextManager:
         """Loads a prefix. One that cannot be read is not used any more; requests are answered without it."""
         try:
             if not self._driver.call(lambda engine: _is_cached(engine, prefix, media, salt)).result():
-                Session.load(self._driver, prefix.path, salt)[0].close()
+                return Session.load(self._driver, prefix.path, salt)[0]
         except (OSError, ValueError) as error:
             self._known.pop(prefix.path, None)
             logger.warning("a kept prefix is not used: %s", error)
+        return nullcontext()
 
 
 def _is_cached(engine: Engine, prefix: Prefix, media: tuple[MediaSpan, ...], salt: str | None) -> bool:
