@@ -245,6 +245,7 @@ VALUES = {
     "num_beams": ("4", 4),
     "length_penalty": ("-0.5", -0.5), "early_stopping": ("never", "never"), "num_return_sequences": ("2", 2),
     "eos_token_id": ("5 --eos-token-id 6", [5, 6]),
+    "suppress_tokens": ("5 --suppress-tokens 6", [5, 6]),
     "pad_token_id": ("3", 3), "bad_words_ids": ("[[5,6],[7]]", [[5, 6], [7]]), "logit_bias": ('{"42":1.5,"7":"-inf"}',
     {42: 1.5, 7: float("-inf")}),
     "thinking_budget": ("9", 9), "seed": ("11", 11), "logprobs": ("4", 4),

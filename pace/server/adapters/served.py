@@ -42,8 +42,8 @@ class ServedAdapters:
     def attach(self, adapters: Adapters) -> None:
         """Loads the adapters into a model that was loaded. Raises the errors of `Adapters.load`.
 
-        An adapter that the model had before may no longer load. It is left out with a warning: requests that name it
-        get 404, and all others are answered."""
+        An adapter that the model had before may be gone. It is left out with a warning, and requests that name it get
+        404."""
         self._of_model = adapters
         for name, path in list(self._paths.items()):
             try:
