@@ -116,8 +116,9 @@ struct Next {
 // ---- One tile: R rows x P panels over `steps` steps of k. Adds to `sums` unless `first`.
 //
 // With many multiply-adds per byte, out-of-order execution sees only a few lines ahead of the weights in memory. So a
-// tile prefetches them: of one panel, 4 KB ahead. A tile of several panels reads two of the next block's, `ahead`, which
-// begin where it begins. Zen 5 needs that and Zen 4 does not mind (benchmarks/RESULTS.md, "Sizes of tiles and blocks").
+// tile prefetches them. A tile of one panel does so 4 KB ahead: Zen 5 needs that, Zen 4 does not mind. Several panels
+// are in cache already, so their tile prefetches two panels of the next block, `ahead`. That is measured on Zen 5 only
+// (benchmarks/RESULTS.md, "Sizes of tiles and blocks").
 //
 // Every loop over `sum` is unrolled, else g++ keeps the array in memory.
 template <class W, int R, int P>

@@ -94,7 +94,7 @@ _ALL = (
     # Solar-Open: a section of calls with ids. The answer is marked, too.
     ToolFormat(
         "solar_open",
-        "<|tool_call:begin|>$ID<|tool_call:name|>$NAME<|tool_call:args|>$ARGS<|tool_call:end|>",
+        "<|tool_call:begin|>$ID10<|tool_call:name|>$NAME<|tool_call:args|>$ARGS<|tool_call:end|>",
         trigger="<|tool_calls|>",
         signs=("<|tool_calls|>", "<|tool_call:args|>"),
         opening="<|tool_calls|>",

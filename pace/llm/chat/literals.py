@@ -3,7 +3,8 @@ grammar.
 
 Whitespace in a literal is optional, unless it separates two words; holes and the ends of the literal count as words.
 Models omit or add newlines, and templates of one format often differ only in whitespace. For optional whitespace a
-grammar allows the literal's own or none; a match allows any. A hole is `$NAME`, `$ID` or `$INDEX`.
+grammar allows the literal's own or none; a match allows any. A hole is `$NAME`, `$INDEX`, `$ID` with
+nine characters, or `$ID10` with ten.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-_HOLE = re.compile(r"\$(NAME|ID|INDEX)")
+_HOLE = re.compile(r"\$(NAME|ID10|ID|INDEX)")
 ANY_BLANK = r"[ \t\r\n]*"
 """Optional whitespace in a match, as a regular expression."""
 _SPACE = re.compile(r"[ \t\r\n]+")
 _WORD = re.compile(r"\w")
 _NAME = re.compile(r"[a-zA-Z0-9_.-]*")
-_HOLE_TEXT = {"ID": re.compile(r"[A-Za-z0-9]*"), "INDEX": re.compile(r"[0-9]*")}
-_HOLE_TERMINAL = {"ID": "[A-Za-z0-9]{9,10}", "INDEX": "[0-9]{1,3}"}
+_HOLE_TEXT = {**dict.fromkeys(("ID", "ID10"), re.compile(r"[A-Za-z0-9]*")), "INDEX": re.compile(r"[0-9]*")}
+_HOLE_TERMINAL = {"ID": "[A-Za-z0-9]{9}", "ID10": "[A-Za-z0-9]{10}", "INDEX": "[0-9]{1,3}"}
+_HOLE_KEY = {"ID10": "ID"}
+"""Hole -> the key of its contents, if that is not its name."""
 
 MORE = -1
 """The text may become a match with more characters."""
@@ -100,7 +103,7 @@ def _match(todo: tuple[Part, ...], text: str, at: int, names: Collection[str]) -
             if end == at:
                 return Match(NO, {})
             rest = _match(todo[index + 1 :], text, end, names)
-            return Match(rest.end, {part.kind: text[at:end], **rest.holes})
+            return Match(rest.end, {_HOLE_KEY.get(part.kind, part.kind): text[at:end], **rest.holes})
     return Match(at, {})
 
 
@@ -123,7 +126,7 @@ def blank(text: str, start: int = 0) -> int:
 
 def write(literal: str, **holes: str) -> str:
     """Fills the holes of a literal."""
-    return _HOLE.sub(lambda hole: holes[hole.group(1)], literal)
+    return _HOLE.sub(lambda hole: holes[_HOLE_KEY.get(hole.group(1), hole.group(1))], literal)
 
 
 def terminals(literal: str, special: Mapping[str, int], name: str = "") -> str:

@@ -65,7 +65,7 @@ class Checkpoint:
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
-        """generation_config.json; {} if there is none. Of a GGUF file, its tokens that are never generated."""
+        """generation_config.json; {} if there is none. A GGUF file adds its tokens that are never generated."""
         return read_generation_config(self.path) | ({} if self.gguf is None else self.gguf.generation_config)
 
     def load_tokenizer(self, vocab_size: int | None = None, required: bool = True) -> Any:

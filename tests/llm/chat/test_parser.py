@@ -8,6 +8,7 @@ import pytest
 
 from pace.llm.chat import FORMATS, CallBegins, CallEnds, Reasoning, Text, ToolCall, TurnParser, read_tools
 from pace.llm.chat.events import ArgumentsPiece
+from pace.llm.chat.literals import match, terminals, write
 from pace.llm.chat.reasoning import (
     APERTUS_INNER,
     COMMAND_THINKING,
@@ -229,6 +230,14 @@ def test_harmony():
     found = turn("harmony", thought + "<|channel|>final<|message|>Hi " + call, HARMONY_ANALYSIS)
     assert (found.thought, found.text, found.calls) == ("Hm", "Hi " + call, [])
     assert turn("harmony", "Hi", HARMONY_ANALYSIS).text == "Hi"
+
+
+@pytest.mark.parametrize("name, length", [("mistral_call_id", 9), ("mistral", 9), ("solar_open", 10)])
+def test_a_grammar_makes_ids_of_the_length_that_the_template_wants(name, length):
+    form = FORMATS[name]
+    assert f"[A-Za-z0-9]{{{length}}}" in terminals(form.head, {}, "f") + terminals(form.tail, {})
+    assert len(form.make_id("f", 0)) == length
+    assert match("<$ID10>", "<abc>", 0).holes == {"ID": "abc"} and write("<$ID10>", ID="abc") == "<abc>"
 
 
 def test_solar_open():

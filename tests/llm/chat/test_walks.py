@@ -130,7 +130,8 @@ def test_damaged_calls(name):
     for _ in range(5):
         tools = random_tools(rng)
         values = random_object(tools[0].parameters, rng)
-        text = format.write([ToolCall("123456789", tools[0].name, "")], {tools[0].name: tools[0]}, [values])
+        call = ToolCall("1234567890"[: len(format.make_id("f", 0))], tools[0].name, "")
+        text = format.write([call], {tools[0].name: tools[0]}, [values])
         grammar = turn_grammar(format, tools, ToolChoice("auto"), special=words.special)
         for _ in range(20):
             mine = damaged(text, rng)
