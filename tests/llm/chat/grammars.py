@@ -16,7 +16,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from pace.llm.chat import FORMATS, Tool, ToolFormat
+from pace.llm.chat import FORMATS, Tool, ToolCall, ToolFormat
 from pace.llm.chat.literals import parts
 from tests.plugins.tiers import sample
 
@@ -31,6 +31,11 @@ ALIKE = (
 """Formats that differ from phi4_mini, lfm2, glm45, deepseek_v32, kimi or command only in their marks."""
 FORMAT_NAMES = sample(list(FORMATS), always=lambda name: name not in ALIKE)
 _SPECIAL = re.compile(r'<[|｜/]?[\w|｜▁:/"]+[|｜]?>|\[/?[A-Z_]+\]')
+
+
+def call_of(format: ToolFormat, name: str, number: int = 0) -> ToolCall:
+    """Returns a call without arguments, with an id as long as those of the format."""
+    return ToolCall(f"abcDEF{number:03}9"[: len(format.make_id(name, number))], name, "")
 
 
 def special_names(format: ToolFormat) -> list[str]:

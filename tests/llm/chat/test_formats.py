@@ -18,6 +18,7 @@ from tests.llm.chat.grammars import (
     PLAIN,
     TINY,
     accepts,
+    call_of,
     random_object,
     random_tools,
     special_names,
@@ -33,7 +34,7 @@ def random_calls(format, tools, rng):
     count = 1 if format.between is None else rng.randrange(1, 4)
     chosen = [rng.choice(tools) for _ in range(count)]
     values = [random_object(tool.parameters, rng) for tool in chosen]
-    return [ToolCall("abcDEF%03d" % k, tool.name, "") for k, tool in enumerate(chosen)], values
+    return [call_of(format, tool.name, k) for k, tool in enumerate(chosen)], values
 
 
 def written(format, seed):
@@ -80,7 +81,7 @@ def test_names_and_choices_of_any_characters(name):
             words = vocabulary(tuple(special_names(format)))
             grammar = turn_grammar(format, tools, ToolChoice("required"), special=words.special)
             for value in enum:
-                text = format.write([ToolCall("123456789", "f", "")], {"f": tools[0]}, [{key: value, "n": 1}])
+                text = format.write([call_of(format, "f")], {"f": tools[0]}, [{key: value, "n": 1}])
                 if not value.startswith("</"):  # it would be encoded as a special token
                     assert accepts(grammar, words, words.encode(text)), text
                 calls = parse(TurnParser(format, tools), text).calls
@@ -134,7 +135,7 @@ def test_one_call_without_parallel_calls(name):
         one = turn_grammar(format, tools, choice, parallel=False, special=words.special)
         many = turn_grammar(format, tools, choice, parallel=True, special=words.special)
         for count in (1, 2):
-            calls = [ToolCall(f"12345678{k}", tools[0].name, "") for k in range(count)]
+            calls = [call_of(format, tools[0].name, k) for k in range(count)]
             tokens = words.encode(format.write(calls, by_name, values[:count]))
             assert accepts(many, words, tokens) == (count == 1 or choice.mode != "named"), (
                 "a named function is one call"
@@ -185,7 +186,7 @@ def test_an_answer_of_json_beside_calls(name):
     tools = [
         Tool(tool, "", {"properties": {"a": {"type": "integer"}}, "required": ["a"]}) for tool in ("clock", "clock_two")
     ]
-    calls = [ToolCall("abcDEF123", tool.name, "") for tool in tools][: 1 if format.between is None else 2]
+    calls = [call_of(format, tool.name) for tool in tools][: 1 if format.between is None else 2]
     for words in {vocabulary(tuple(special_names(format))), vocabulary()}:
         turn = turn_grammar(format, tools, ToolChoice("auto"), special=words.special, has_answer=True)
         one = turn_grammar(format, tools, ToolChoice("auto"), False, special=words.special, has_answer=True)
@@ -206,7 +207,7 @@ def test_an_answer_of_json_beside_calls(name):
 def test_blank_space_between_a_thought_and_a_call(name):
     format, tools = FORMATS[name], [Tool("clock")]
     words = vocabulary((*special_names(format), "<think>", "</think>"))
-    text = format.write([ToolCall("abcDEF123", "clock", "")], {"clock": tools[0]}, [{}])
+    text = format.write([call_of(format, "clock")], {"clock": tools[0]}, [{}])
     for begun in (False, True):
         thought = "<think>" * (not begun) + "Hm.</think>"
         reasoning = Reasoning("<think>", "</think>", begun)
@@ -264,7 +265,7 @@ def test_only_the_tools_that_are_chosen(name):
     rng = random.Random(3)
     tools = random_tools(rng)
     values = random_object(tools[1].parameters, rng)
-    call = [ToolCall("123456789", tools[1].name, "")]
+    call = [call_of(format, tools[1].name)]
     words = vocabulary(tuple(special_names(format)))
     tokens = words.encode(format.write(call, {tool.name: tool for tool in tools}, [values]))
     for names, admitted in (((tools[1].name,), True), ((tools[0].name,), False)):

@@ -13,11 +13,12 @@ pytest.importorskip("jsonschema")
 
 import jsonschema
 
-from pace.llm.chat import FORMATS, Reasoning, ToolCall, ToolChoice, TurnParser, turn_grammar
+from pace.llm.chat import FORMATS, Reasoning, ToolChoice, TurnParser, turn_grammar
 from tests.llm.chat.grammars import (
     FORMAT_NAMES,
     PLAIN,
     accepts,
+    call_of,
     random_object,
     random_tools,
     special_names,
@@ -130,8 +131,7 @@ def test_damaged_calls(name):
     for _ in range(5):
         tools = random_tools(rng)
         values = random_object(tools[0].parameters, rng)
-        call = ToolCall("1234567890"[: len(format.make_id("f", 0))], tools[0].name, "")
-        text = format.write([call], {tools[0].name: tools[0]}, [values])
+        text = format.write([call_of(format, tools[0].name)], {tools[0].name: tools[0]}, [values])
         grammar = turn_grammar(format, tools, ToolChoice("auto"), special=words.special)
         for _ in range(20):
             mine = damaged(text, rng)
